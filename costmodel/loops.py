@@ -118,6 +118,8 @@ class _Nodes:
             self.arithmetic.append(arithmetic.setdefault(done, len(arithmetic)))
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
             touched = [(v, Block(_axes(compose(dim_map, own)), bits[v])) for v, dim_map in maps]
+            if node.takes_part:  # It reads no more of its first operand than it makes.
+                touched[0] = (touched[0][0], Block(touched[-1][1].axes, touched[0][1].bits))
             self.blocks.append([(v, blocks.setdefault(block, len(blocks))) for v, block in touched])
         self.every_arithmetic, self.every_block = list(arithmetic), list(blocks)
 

@@ -32,7 +32,7 @@ from itertools import pairwise
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
-from costmodel.xla_loops import epilogues_of_product, repeated_in_loop
+from costmodel.xla_loops import epilogues_of_product, is_written_before, repeated_in_loop
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
@@ -61,7 +61,7 @@ def refuse(
         return None
     refused = _barriers(graph, members, backend) or _contractions(members, features, backend)
     if refused is None and not backend_of(backend).emits_kernels:
-        refused = _xla_loops(members)
+        refused = _xla_loops(graph, members)
     if refused is not None:
         return refused
     axes = axes_of(nodes)
@@ -193,10 +193,18 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
     return None
 
 
-def _xla_loops(members: list[Node]) -> Verdict | None:
-    """XLA's CPU loops fuse elementwise operations and data movement with each other and into a reduction, but
-    nothing onto a reduction or around a contraction."""
-    return _loop_ends(members) or _shared_operands(members)
+def _xla_loops(graph: Graph, members: list[Node]) -> Verdict | None:
+    """XLA's CPU loops fuse elementwise operations and data movement with each other and some of them into a
+    reduction, but nothing onto a reduction or around a contraction."""
+    refused = _loop_ends(members) or _shared_operands(members)
+    if refused is not None:
+        return refused
+    for reduction in members:
+        for node in members if reduction.kind == OpKind.REDUCTION else ():
+            if node.kind != OpKind.REDUCTION and is_written_before(graph, reduction, node):
+                reason = f"XLA writes what {node.op} makes before {reduction.op} reads it"
+                return Verdict("backend", reason, (node.id, reduction.id))
+    return None
 
 
 def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict | None:

@@ -149,7 +149,7 @@ def check(f, *args, op=None, tolerance=0.0, options=QUICKLY):
             for g, w in zip(got, wanted, strict=True):
                 assert g.dtype == w.dtype
                 if tolerance:
-                    wide = [np.asarray(x, "float64") for x in (g, w)]
+                    wide = [np.asarray(x, np.result_type(np.asarray(x), "float64")) for x in (g, w)]
                     np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance)
                 else:
                     np.testing.assert_array_equal(bits(g), bits(w), strict=True, err_msg=f"{eqn} in {tiles}")
@@ -314,9 +314,18 @@ def test_long_rows_are_added_as_the_primitive_adds_them(shape, dtype):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_keys_tokens_and_complex_numbers_have_no_tile_form():
-    (eqn,) = trace(lambda x: x * x, F.astype("complex64")).equations
-    assert rule_of(eqn).backends(eqn) == ("xla",)
+def test_complex_numbers_have_a_tile_form_in_loops():
+    z = F + 1j * F[::-1]
+    (eqn,) = trace(lambda x: x * x, z).equations
+    assert rule_of(eqn).backends(eqn) == ("xla", "loops")
+    check(lambda z: (z * jnp.conj(z) + jnp.exp(1j * z.real), abs(z), z.imag), z, tolerance=1e-6)
+    check(lambda z: (z.sum(0), z.sum(1), z.prod(1), z @ z.T), z, tolerance=1e-4)
+    for f in (lambda z: jnp.max(z, 0), lambda z: jnp.min(z, 1), lambda z: lax.cummax(z, 0)):
+        for eqn in trace(f, z).equations:  # With a NaN, they depend on the order of their operands.
+            assert "loops" not in rule_of(eqn).backends(eqn)
+
+
+def test_keys_and_tokens_have_no_tile_form():
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
     traced = trace(lambda k: k.reshape(2, 2), keys)
     assert all("loops" not in rule_of(e).backends(e) for e in traced.equations)
@@ -449,24 +458,60 @@ def test_its_gradient_is_elementwise(name):
 def test_integers_are_picked_where_nothing_is_filled_in():
     check(partial(along, mode="clip"), I, OUTSIDE, op="gather")
     (node,) = (n for n in lower(trace(along, I, LABELS)).graph.nodes if n.op == "gather")
-    assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("xla",))
+    assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("xla", "loops"))
 
 
-@pytest.mark.parametrize(
-    "f",
-    [
-        lambda x, i: x[i],
-        lambda x, i: x[:, i],
-        lambda x, i: x[i, i],
-        lambda x, i: jnp.take_along_axis(x, x.argsort(1), 1),
-    ],
-)
-def test_shared_tables_and_many_indices_a_row_stay_whole(f):
-    nodes = [n for n in lower(trace(f, F[:5, :5], LABELS % 5)).graph.nodes if n.op == "gather"]
-    assert nodes
+def window(x, i):
+    return jax.vmap(lambda i: lax.dynamic_slice(x, (i, i), (2, 3)))(i)
+
+
+LOOKUPS = {
+    "rows": (lambda x, i: x[i], F, OUTSIDE),
+    "columns": (lambda x, i: x[:, i], F, LABELS),
+    "elements": (lambda x, i: x[i, i], F, LABELS % 5),
+    "many a row": (lambda x, i: jnp.take_along_axis(x, jnp.stack([i, i + 1], 1), 1), F, LABELS),
+    "table of indices": (lambda x, i: x[jnp.stack([i, i[::-1], i])], F, LABELS % 5),
+    "windows": (window, F, OUTSIDE),
+    "fill": (lambda x, i: jnp.take(x, i, axis=0, mode="fill"), F, OUTSIDE),
+    "clip": (lambda x, i: jnp.take(x, i, axis=1, mode="clip"), F, OUTSIDE),
+    "batches of tables": (jax.vmap(lambda x, i: x[i]), BATCH, np.stack([LABELS, OUTSIDE]) % 5),
+    "one table for batches": (jax.vmap(lambda x, i: x[i], (None, 0)), F, np.stack([LABELS, OUTSIDE])),
+    "table of one row": (lambda x, i: x[:1][i - i], F, LABELS),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool", "complex64"])
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_fetch_what_the_indices_of_a_tile_name(name, dtype):
+    f, x, i = LOOKUPS[name]
+    x = (x > 0) if dtype == "bool" else x.astype(jnp.dtype(dtype))
+    check(f, x, i, op="gather")
+    gathers = [n for n in lower(trace(f, x, i)).graph.nodes if n.op == "gather"]
+    for node in gathers:
+        assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("xla", "loops"))
+    assert any(DimRole.PARALLEL in node.roles for node in gathers)
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_the_gradient_of_a_lookup_is_a_sum_over_indices(name):
+    f, *arrays = LOOKUPS[name]
+    x, i = map(jnp.asarray, arrays)
+    weights = jnp.arange(1.0, 1 + f(x, i).size).reshape(f(x, i).shape)
+    gradient = jax.grad(lambda x, i: (f(x, i) * weights).sum())
+    check(gradient, x, i, op="scatter-add", tolerance=1e-6)
+    nodes = [n for n in lower(trace(gradient, x, i)).graph.nodes if n.op == "scatter-add"]
     for node in nodes:
-        assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("xla",))
-        assert set(node.roles) == {DimRole.WHOLE}
+        assert (node.kind, node.backends) == (OpKind.REDUCTION, ("loops",))
+    assert any(DimRole.REDUCED in node.roles for node in nodes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "complex64"])
+@pytest.mark.parametrize("mode", ["drop", "clip", None])
+def test_a_sum_into_a_table_adds_the_table_once(dtype, mode):
+    x, more = (random("int32", seed=seed).astype(jnp.dtype(dtype)) for seed in (0, 1))
+    check(lambda x, i, y: x.at[i].add(y, mode=mode), x, OUTSIDE, more, op="scatter-add")
+    check(lambda x, i, y: x.at[:, i].add(y[:, :5], mode=mode), x, OUTSIDE, more, op="scatter-add")
+    check(lambda x, i, y: x.at[i, i].add(y[:, 0], mode=mode), x, OUTSIDE, more, op="scatter-add")
 
 
 def test_a_loss_has_rows_to_tile_and_classes_to_stream():

@@ -76,8 +76,7 @@ def test_what_is_rewritten_again_keeps_its_steps_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [76])
-@pytest.mark.parametrize("way", [0, 2], ids=["few", "many"])
-@pytest.mark.parametrize("f", [backward, two_columns], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("f", "way"), [(backward, 0), (two_columns, 0), (two_columns, 2)])
 def test_kernels_agree(f, way, rows, dtype, monkeypatch):
     """On a device on which small arrays take long; of rows that are no power of two."""
     monkeypatch.setattr(splits._Splits, "_fastest", lambda *_: way)

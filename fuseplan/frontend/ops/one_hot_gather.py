@@ -3,8 +3,8 @@
 ``take_along_axis(logits, labels[:, None], -1)`` reads one element of each row. On tiles it is a reduction
 over the picked dimension: the sum of ``where(index == position, x, 0)``, which has one nonzero term. So
 logits that the same kernel computes need not be stored. Its gradient, a ``scatter-add`` of one update a
-row, is elementwise: ``x + update`` where ``index == position``. A lookup in a table shared by all indices is
-left to XLA: a reduction would read the table once for every index.
+row, is elementwise: ``x + update`` where ``index == position``. Of a table shared by all indices such a
+reduction would read all for every index: ``lookup`` has rules for loops, and elsewhere XLA runs it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
+from fuseplan.frontend.ops.lookup import GATHER, SCATTER_ADD, scatter_flops
 from fuseplan.frontend.ops.reduction import accumulator, masked
 from fuseplan.frontend.ops.rule import (
     MOSAIC_GPU,
@@ -166,11 +167,11 @@ def _fill_value(eqn: Equation) -> float | None:
     return fill if fill is not None and (fill == 0 or fill != fill) else None
 
 
-def gather_rule(eqn: Equation) -> Rule | None:
-    """The rule of a gather of one number a row, as a reduction; else None."""
+def gather_rule(eqn: Equation) -> Rule:
+    """The rule of a gather: of one number a row, as a reduction."""
     pick, fill = gather_pick(eqn), _fill_value(eqn)
     if pick is None or fill is None or eqn.out_avals[0].dtype == jnp.bool_:
-        return None
+        return GATHER
 
     def space(eqn: Equation) -> Space:
         operand, window = _space(eqn, pick, DimRole.REDUCED)
@@ -195,10 +196,12 @@ def gather_rule(eqn: Equation) -> Rule | None:
 
 
 def scatter_rule(eqn: Equation) -> Rule | None:
-    """The rule of a scatter-add of one number a row, as an elementwise sum; else None."""
+    """The rule of a scatter-add: of one number a row, as an elementwise sum."""
     pick = scatter_pick(eqn)
-    if pick is None or eqn.out_avals[0].dtype == jnp.bool_:
+    if eqn.out_avals[0].dtype == jnp.bool_:
         return None
+    if pick is None:
+        return SCATTER_ADD
 
     def space(eqn: Equation) -> Space:
         operand, window = _space(eqn, pick, DimRole.PARALLEL)
@@ -215,11 +218,6 @@ def scatter_rule(eqn: Equation) -> Rule | None:
 
     # XLA does not fuse a scatter: it loops over the updates.
     return Rule(OpKind.ELEMENTWISE, space, scatter_flops, block, MOSAIC_GPU | {"xla"})
-
-
-def scatter_flops(eqn: Equation) -> Flops:
-    """One operation for each update."""
-    return Flops(vector=eqn.in_avals[-1].size)
 
 
 def _sort_flops(eqn: Equation) -> Flops:

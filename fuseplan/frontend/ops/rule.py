@@ -141,11 +141,18 @@ def known_dtypes(eqn: Equation, language: str) -> bool:
     return dtypes_of(eqn) <= kernel_dtypes(language)
 
 
-def _real(eqn: Equation) -> bool:
-    """Whether all operands and results are real numbers or booleans, not keys, tokens or complex numbers."""
+_EXTREMA = frozenset({"reduce_max", "reduce_min", "cummax", "cummin"})
+
+
+def _can_loop(eqn: Equation) -> bool:
+    """Whether loops over tiles may compute an equation of these dtypes: numbers or booleans, not keys or
+    tokens. An extremum of complex numbers depends on the order of its operands where one has a NaN."""
     dtypes = [getattr(a, "dtype", None) for a in (*eqn.in_avals, *eqn.out_avals)]
-    kinds = (jnp.floating, jnp.integer, jnp.bool_)
-    return all(d is not None and any(jnp.issubdtype(d, k) for k in kinds) for d in dtypes)
+    kinds = (jnp.inexact, jnp.integer, jnp.bool_)
+    if not all(d is not None and any(jnp.issubdtype(d, k) for k in kinds) for d in dtypes):
+        return False
+    has_complex = any(str(d).startswith("complex") for d in dtypes)
+    return not (has_complex and eqn.primitive.name in _EXTREMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +188,7 @@ class Rule:
             return True
         if self.block is None:
             return False
-        return _real(eqn) if language == "loops" else self.supports(eqn, language)
+        return _can_loop(eqn) if language == "loops" else self.supports(eqn, language)
 
 
 def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
