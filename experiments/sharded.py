@@ -83,6 +83,11 @@ def pairwise(x: Any, y: Any, w: Any) -> Any:
     return jnp.exp(-((x[:, None] - y[None]) ** 2).sum(-1)) @ w
 
 
+def pair_energy(x: Any, i: Any, j: Any) -> Any:
+    """The energy of pairs of points that indices name."""
+    return jax.nn.softplus(-(((x[i] - x[j]) ** 2).sum(-1))).sum()
+
+
 def cross_entropy(h: Any, w: Any, labels: Any) -> Any:
     """The mean loss of a language model's last layer."""
     logits = h @ w
@@ -120,6 +125,7 @@ _HEADS = (_array(4, 1024, 16),) * 3
 _BY_BATCH = (P("data"),) * 3
 _POINTS = (_array(2048, 4), _array(4096, 4), _array(4096, 3))
 _TOKENS = (_array(1024, 32), _array(32, CLASSES), _array(1024, dtype="int32"))
+_PAIRS = (_array(CLASSES, 3), *(_array(1 << 20, dtype="int32"),) * 2)
 _PARAMS = {
     **dict.fromkeys("qkv", _array(64, 4, 16)),
     "out": _array(4, 16, 64),
@@ -140,6 +146,7 @@ PROGRAMS = {
     "pairwise: both": Program(pairwise, _POINTS, (P("data"), P("model"), P("model"))),
     "pairwise grad: rows": Program(_gradient(pairwise), _POINTS, (P("data"), P(), P()), True),
     "pairwise grad: both": Program(_gradient(pairwise), _POINTS, (P("data"), P("model"), P("model"))),
+    "named pairs grad: pairs": Program(jax.value_and_grad(pair_energy), _PAIRS, (P(), P("data"), P("data"))),
     "cross-entropy: both": Program(
         jax.value_and_grad(cross_entropy, (0, 1)), _TOKENS, (P("data"), P(None, "model"), P("data"))
     ),

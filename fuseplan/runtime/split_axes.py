@@ -27,6 +27,7 @@ from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan.codegen.single_pass import literal_scalar
 from fuseplan.codegen.tile import BlockTile, Step, make_step
 from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.trace import Equation, Literal
 from fuseplan.schedule.nests.live_tiles import skips_of
 from fuseplan.schedule.nests.multipass import program_of
@@ -37,6 +38,7 @@ _COLLECTIVES: dict[str, Collective] = {
     "reduce_sum": lax.psum,
     "dot_general": lax.psum,
     "gather": lax.psum,  # a sum over a one-hot mask
+    "scatter-add": lax.psum,
     "reduce_max": lax.pmax,
     "reduce_min": lax.pmin,
 }
@@ -171,6 +173,8 @@ def _keeps_parts(equation: Equation, partial: Mapping[int, Partial]) -> bool:
     if others:
         return is_sum and name in _SUMS and others == [first]
     if name in _COLLECTIVES:
+        if name == "scatter-add" or rule_of(equation).reduction is None:
+            return False  # It adds its first operand once, or fills in a number.
         is_factor = name == "dot_general" or (name == "gather" and equation.inputs[0] not in partial)
         return _collective_of(equation) is first.collective and not is_factor
     if name in _MOVES:

@@ -245,9 +245,20 @@ def partial_totals(x, y, z):
     return jnp.sin(t).sum(), jnp.cos(x).sum(), (x[:, None] * y).sum(), (y[:, None] + z).sum(1), z.max()
 
 
+def looked_up(table, x, y, at):
+    """Rows of a table, one for each pair."""
+    return ((table[at] * jnp.exp(x[:, None] - y)[..., None]) ** 2).sum((1, 2))
+
+
+def summed_up(table, x, y, at):
+    """Sums of pairs, in the places that the pairs name, on top of what is there."""
+    return table[:, 0].at[at].add(jnp.exp(x[:, None] - y)), (x[:, None] - y).max(1)
+
+
 QKV = (normal(3, M, D), normal(3, N, D), normal(3, N, D, seed=1))
 CT = normal(3, M, D, seed=2)
 XY = (normal(M, 3), normal(N, 3))
+LOOKUP = (normal(9, 3), normal(M), normal(N), (np.arange(M)[:, None] * 5 + np.arange(N) * 3) % 9)
 CASES: dict[str, Case] = {
     **{f.__name__: (f, QKV) for f in (attention, sliding, alibi, capped, lost_rows, guarded_rows)},
     **{f.__name__: (f, QKV) for f in (with_weights, over_queries, two_softmaxes)},
@@ -288,5 +299,9 @@ CASES: dict[str, Case] = {
     "reductions": (reductions, (normal(M), normal(N))),
     "softmax_columns": (softmax_columns, (*XY, normal(N))),
     "late_factor": (late_factor, (normal(M), normal(N), normal(N, seed=1))),
+    **{f.__name__: (f, LOOKUP) for f in (looked_up, summed_up)},
+    "gradient of looked_up": (
+        jax.grad(lambda *a: (looked_up(*a) ** 2).sum(), (0, 1, 2)), LOOKUP,
+    ),
     "partial_totals": (partial_totals, (normal(M), normal(N), normal(40))),
 }  # fmt: skip
