@@ -16,6 +16,7 @@ from costmodel.device import DeviceSpec
 from fuseplan import runtime
 from fuseplan.frontend import trace as frontend_trace
 from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.scans import with_lean_scans
 from fuseplan.frontend.trace import Traced, flatten, is_tracing, trace, tracing, tracing_state
 from fuseplan.pipeline import plan_best, plan_function, plan_traced
 from fuseplan.plan.constraints import Constraints
@@ -281,7 +282,8 @@ class JitFused:
             traced = self._reference.trace(*args, **kwargs)
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
-        flat, options = _flat(traced), with_figures(self._options())
+        as_traced, options = _flat(traced), with_figures(self._options())
+        flat = with_lean_scans(as_traced)
         plan = Plan.of(plan_of(flat, options, trace_s))
         called = None
         if not is_screened(options):
@@ -299,7 +301,7 @@ class JitFused:
         elif any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations)):
             kind = NoteKind.RUNS_AS_JAX_BUT_BODIES
         else:
-            kind = NoteKind.RUNS_AS_JAX
+            kind = NoteKind.RUNS_AS_JAX if flat is as_traced else NoteKind.RUNS_AS_JAX_BUT_SCANS
         return replace(plan, notes=(*plan.notes, str(note(kind))))
 
     def plan_vjp(self, /, *args: Any, **kwargs: Any) -> Halves | None:
@@ -391,7 +393,8 @@ def _emitted(
 
 def _is_left_to_jax(options: Callable[[], Options], closed: Any) -> bool:
     """Whether calls of a traced function run ``jax.jit``'s program without planning."""
-    return not may_loop_anywhere(flatten(closed), options())
+    flat = flatten(closed)
+    return with_lean_scans(flat) is flat and not may_loop_anywhere(flat, options())
 
 
 def _require_function(caller: str, f: Any, remedy: str = "") -> None:

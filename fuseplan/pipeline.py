@@ -17,6 +17,7 @@ from typing import Any
 
 from fuseplan.console import planning_line
 from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.scans import with_lean_scans
 from fuseplan.frontend.trace import Flat, trace
 from fuseplan.memory.liveness import plan_peak_bound
 from fuseplan.passes.rewriting import (
@@ -68,7 +69,7 @@ def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Option
 def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionPlan:
     """Lower a traced function, then plan it."""
     clock = StageTimer(trace_s)
-    lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))
+    lowered = clock.time("lower", lambda: lower(with_lean_scans(traced), strict=options.strict))
     return plan_best(lowered, options, clock)
 
 

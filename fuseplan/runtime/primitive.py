@@ -18,6 +18,7 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.scans import with_lean_scans
 from fuseplan.frontend.trace import (
     Flat,
     FlatFunction,
@@ -240,13 +241,14 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
             return evaluate
 
     def made() -> FlatFunction:
-        unsharded = without_shardings(flat)
-        program = flat if unsharded is None else unsharded
+        lean = with_lean_scans(flat)
+        unsharded = without_shardings(lean)
+        program = lean if unsharded is None else unsharded
         plan = plan_to_run(program, settings)
         if plan is not None:
             run = runner_of(plan, settings)
             return _or_evaluated(run if unsharded is None else in_auto_axes(run, flat), evaluate, settings)
-        equations = with_planned_bodies(flat.equations, _fuse_body(settings))
+        equations = with_planned_bodies(lean.equations, _fuse_body(settings))
         if equations is flat.equations:
             return evaluate
         return evaluator(equations, flat.inputs, flat.outputs)

@@ -133,6 +133,17 @@ def array_type() -> type:
     return _array.ArrayImpl
 
 
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Of a ``scan``'s arguments, the number of constants, and of initial carries after them.
+
+    From JAX 0.12 on the trees of its arguments say so, which ``jax.extend`` cannot read.
+    """
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(list(consts)), len(list(carry))
+
+
 def default_device() -> Any:
     """The device that operations on NumPy arrays run on.
 
