@@ -329,8 +329,10 @@ def reduction_ps(graph: Graph, node: Node, device: DeviceSpec) -> int:
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
-    """Picoseconds to touch the new pages of the large results that cannot reuse the memory of an operand."""
-    operands = sorted(graph.values[v].nbytes for v in {access.value for access in spec.reads})
+    """Picoseconds to touch the new pages of the large results that cannot reuse the memory of an operand. The
+    program's own arguments stay as they are."""
+    made = (graph.values[v] for v in {access.value for access in spec.reads})
+    operands = sorted(value.nbytes for value in made if value.producer >= 0)
     fresh = 0
     for nbytes in sorted((graph.values[w.value].nbytes for w in spec.writes), reverse=True):
         if operands and operands[-1] >= nbytes:

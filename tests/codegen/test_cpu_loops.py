@@ -227,9 +227,13 @@ def test_views_that_are_not_contiguous():
 @given(st.data())
 @pytest.mark.slow
 def test_random_programs(data):
-    """``random_programs``: chains, masks, reductions over either axis, products, softmaxes."""
+    """``random_programs``: chains, masks, reductions over either axis, products, softmaxes, lookups."""
     length = data.draw(st.integers(3, 9))
-    f, text = random_programs.random_program(lambda options: data.draw(st.sampled_from(options)), length)
+
+    def pick(options):
+        return data.draw(st.sampled_from(options))
+
+    f, text = random_programs.random_program(pick, length, of_loops=True)
     args = normal(M, 1), normal(1, N), normal(M, N)
     with jax.enable_x64(True):
         try:

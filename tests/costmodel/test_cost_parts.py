@@ -86,6 +86,12 @@ def test_new_pages_bound_what_makes_a_large_array_of_nothing():
     assert kernel.cost.launch_ps == CPU.launch_ps
 
 
+def test_a_result_takes_the_pages_of_what_was_computed_but_not_of_an_argument():
+    lowered = lower(trace(lambda x: jnp.sin(jnp.tanh(x)), array("float32", 4096, 8192)))
+    plan = plan_best(lowered, Options(CPU, "unfused", 60.0))[1]
+    assert [k.cost.fresh_ps > 0 for k in plan.kernels] == [True, False]
+
+
 def test_loops_take_turns():
     """In a CPU's loops contractions and the rest follow each other: none hides behind another."""
     kernel = max(made("causal_attention", "cpu").kernels, key=lambda k: k.cost.matrix_ps)

@@ -50,6 +50,25 @@ _REDUCE = {
 }
 
 
+_OF_LOOPS = {
+    "phase": lambda x: (jnp.exp(1j * jnp.clip(x, -9, 9)) * x).imag,
+    "product": lambda x, axis: jnp.prod(1 + jnp.tanh(x) / 40, axis, keepdims=True),
+    "count": lambda x, axis: jnp.sum(x > 0.1, axis, keepdims=True).astype(x.dtype) / 40,
+    "any": lambda x, axis: jnp.any(x > 1, axis, keepdims=True).astype(x.dtype),
+    "lookup": lambda x, axis: jnp.take(x, _scattered(x.shape[axis]), axis),
+    "sums": lambda x, axis: jnp.moveaxis(
+        jnp.zeros_like(jnp.moveaxis(x, axis, 0)).at[_scattered(x.shape[axis])].add(jnp.moveaxis(x, axis, 0)),
+        0, axis,
+    ),
+}  # fmt: skip
+"""What loops of a CPU hold, and no other kernels."""
+
+
+def _scattered(n: int) -> Any:
+    """Places along an axis, some of them twice."""
+    return jnp.arange(n) * 5 % max(n - 2, 1)
+
+
 def _guarded(x: Any, axis: int, guard: str) -> Any:
     m = x.max(axis, keepdims=True)
     if guard == "finite":
@@ -61,8 +80,11 @@ def _guarded(x: Any, axis: int, guard: str) -> Any:
     return jnp.exp(x - m)
 
 
-def random_program(pick: Pick, length: int) -> tuple[Callable[..., Any], list[str]]:
-    """A function of arrays [M, 1], [1, N] and [M, N], and what it does, line by line."""
+def random_program(pick: Pick, length: int, of_loops: bool = False) -> tuple[Callable[..., Any], list[str]]:
+    """A function of arrays [M, 1], [1, N] and [M, N], and what it does, line by line. ``of_loops`` adds
+    operations that only loops of a CPU hold."""
+    kinds = ["unary", "binary", "binary", "mask", "reduce", "reduce", "softmax", "guarded", "dot"]
+    kinds += ["of loops"] * (3 if of_loops else 0)
     shapes: list[tuple[bool, bool]] = [(True, False), (False, True), (True, True)]
     steps: list[Callable[[list[Any]], Any]] = []
     text: list[str] = []
@@ -79,10 +101,16 @@ def random_program(pick: Pick, length: int) -> tuple[Callable[..., Any], list[st
         shapes.append(shape)
 
     for _ in range(length):
-        kind = pick(["unary", "binary", "binary", "mask", "reduce", "reduce", "softmax", "guarded", "dot"])
+        kind = pick(kinds)
         if kind == "unary":
             i, name = operand(), pick(sorted(_UNARY))
             add(lambda v, i=i, f=_UNARY[name]: f(v[i]), shapes[i], f"{name} v{i}")
+        elif kind == "of loops":
+            i, name, axis = operand(), pick(sorted(_OF_LOOPS)), pick([0, 1, 1])
+            shape, more = shapes[i], () if name == "phase" else (axis,)
+            if name in ("product", "count", "any"):
+                shape = (shape[0] and axis != 0, shape[1] and axis != 1)
+            add(lambda v, i=i, f=_OF_LOOPS[name], m=more: f(v[i], *m), shape, f"{name} v{i} {more}")
         elif kind == "binary":
             i, j, name = operand(), operand(), pick(sorted(_BINARY))
             shape = tuple(a or b for a, b in zip(shapes[i], shapes[j], strict=True))
