@@ -5,7 +5,8 @@
 The tests are those of a checkout of JAX at the installed version (``git clone --branch jax-v0.10.2``), and
 need ``absl-py`` and ``hypothesis``. Each file runs twice, in processes of its own: with JAX's ``jit``, and
 with fuseplan's where a test calls ``jax.jit``. The table counts the tests of each file that pass with the
-first and fail with the second, whose names follow.
+first and fail with the second, whose names follow. ``--out`` adds the rows to a CSV file, each when its file
+is through.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fuseplan.bench import print_table
+from experiments.rows import RowFile
+from fuseplan.bench import machine_columns, print_table
 
 FILES = (
     "api_test", "custom_api_test", "lax_control_flow_test", "pjit_test", "nn_test", "random_test",
@@ -32,11 +35,26 @@ _CASES = "10"
 """Of each parameterised test, JAX's tests draw so many cases."""
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The tests of one file: how many there are, fail with ``jax.jit``, and fail with fuseplan's alone."""
+
+    file: str
+    tests: int
+    fail_with_jax: int
+    fail_alone: int
+    fuseplan: str
+    jax: str
+    python: str
+    date: str
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; whether a test fails with fuseplan's ``jit`` alone."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="the folder tests of a checkout of JAX")
     parser.add_argument("files", nargs="*", default=FILES, metavar="FILE", help="such as api_test")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="add the rows to this file")
     chosen = parser.parse_args(arguments)
     rows, names = [], []
     for file in chosen.files:
@@ -44,10 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alone = sorted(name for name, passed in ours.items() if not passed and theirs.get(name, False))
         rows.append((file, f"{len(theirs):,}", f"{sum(not p for p in theirs.values()):,}", f"{len(alone):,}"))
         names += [f"{file}::{name}" for name in alone]
+        if chosen.out:
+            plain = sum(not passed for passed in theirs.values())
+            machine = machine_columns()
+            versions = {name: str(machine[name]) for name in ("fuseplan", "jax", "python", "date")}
+            _add(chosen.out, Row(file, len(theirs), plain, len(alone), **versions))
     head = ("file", "tests", "fail with jax.jit", "fail with fuseplan.jit alone")
     print_table(head, rows, right=range(1, len(head)))
     print("\n".join(names))
     return 1 if names else 0
+
+
+def _add(path: Path, row: Row) -> None:
+    """Add a row to a file of rows, in the place of one of the same tests with the same JAX."""
+    RowFile(path, Row, lambda other: (other.file, other.jax) != (row.file, row.jax)).add(row)
 
 
 def run(folder: Path, file: str, side: str) -> dict[str, bool]:

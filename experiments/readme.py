@@ -493,6 +493,15 @@ def _solver(rows: list[Record]) -> str:
     return _markdown(["workload", "equations", "XLA s", *head], lines)
 
 
+def _jax_tests(rows: list[Record]) -> str:
+    """How many of JAX's own tests fail with fuseplan's ``jit`` alone, by file."""
+    names = ("tests", "fail_with_jax", "fail_alone")
+    lines = [[f"`{row['file']}`", *(f"{int(row[name]):,}" for name in names)] for row in rows]
+    total = [f"{sum(int(row[name]) for row in rows):,}" for name in names]
+    head = ["file", "tests", "fail with `jax.jit`", "fail with `fuseplan.jit` alone"]
+    return _markdown(head, [*lines, ["all", *total]])
+
+
 _STUDY = "python -m experiments.greedy_vs_solver"
 TABLES = {
     "headline": Table("greedy_vs_solver.csv", _STUDY, _headline, measured=False),
@@ -512,6 +521,12 @@ TABLES = {
         "python -m experiments.sharded --out experiments/results/sharded.csv",
         _sharded,
         measured=True,
+    ),
+    "jax_tests": Table(
+        "jax_tests.csv",
+        "python -m experiments.jax_tests path/to/jax/tests --out experiments/results/jax_tests.csv",
+        _jax_tests,
+        measured=False,
     ),
     "sizes": Table(
         "dynamic_shapes.csv",
