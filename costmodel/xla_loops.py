@@ -8,7 +8,7 @@ evaluates that array at each point of the stencil; a value that is broadcast is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
 from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
@@ -153,22 +153,17 @@ _LIBRARY_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
 _LIBRARY_DTYPES = frozenset({"float32", "float64", "bfloat16"})
 
 _LIBRARY_OPS = frozenset(
-    {"abs", "add", "add_any", "ceil", "convert_element_type", "cosh", "div", "erf", "exp", "exp2", "expm1"}
-    | {"floor", "integer_pow", "log", "log1p", "logistic", "max", "min", "mul", "neg", "pow", "rsqrt", "sign"}
-    | {
-        "sqrt",
-        "square",
-        "sub",
-        "tanh",
-        "broadcast_in_dim",
-        "iota",
-        "pad",
-        "reshape",
-        "squeeze",
-        "expand_dims",
-    }
+    {"abs", "add", "add_any", "broadcast_in_dim", "ceil", "convert_element_type", "cosh", "div", "erf", "exp"}
+    | {"exp2", "expand_dims", "expm1", "floor", "integer_pow", "iota", "log", "log1p", "logistic", "max"}
+    | {"min", "mul", "neg", "pad", "pow", "reshape", "rsqrt", "sign", "sqrt", "square", "squeeze"}
+    | {"select_n", "stop_gradient", "sub", "tanh"}
 )
-"""The primitives that XLA's calls of YNNPACK, a library for CPUs, fuse into a reduction."""
+"""The primitives that XLA's calls of YNNPACK, a library for CPUs, fuse into a reduction. A selection by an
+array of booleans is none, one by a constant is nothing. (jax 0.12 also fuses sines and cosines.)"""
+
+_LEAST_ROWS = 4096
+"""XLA:CPU goes on after a reduction of so many rows in one call of the library. (Found by compiling softmaxes
+of 1 to 65,536 rows of 16 to 8,192 elements: jax 0.10.)"""
 
 _WINDOW = 32
 """XLA:CPU reduces more elements along a dimension in windows of so many, and fuses nothing into these."""
@@ -182,11 +177,45 @@ def is_written_before(graph: Graph, reduction: Node, node: Node) -> bool:
     """
     if not reduction.op.startswith("reduce_"):
         return False
-    touched = [graph.values[v].dtype for v in (*node.inputs, *node.outputs)]
     if reduction.op in _LIBRARY_REDUCTIONS and graph.values[reduction.inputs[0]].dtype in _LIBRARY_DTYPES:
-        return node.op not in _LIBRARY_OPS or not _LIBRARY_DTYPES.issuperset(touched)
+        return not _is_of_library(graph, node)
     rows = (n for n, role in zip(reduction.dims, reduction.roles, strict=True) if role == DimRole.REDUCED)
     return max(rows, default=0) > _WINDOW and not node.bitcast
+
+
+def is_library_call(graph: Graph, nodes: Iterable[int]) -> bool:
+    """Whether XLA:CPU computes ``nodes`` row by row in one call of its library: reductions of many rows, and
+    operations that it fuses before and after them, as in a softmax or a norm along the last axis. The call
+    writes one array.
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> is_library_call(make_graph((), (), (), ()), ())
+        False
+    """
+    members = [graph.nodes[n] for n in nodes]
+    reductions = [node for node in members if node.kind == OpKind.REDUCTION]
+    return bool(reductions) and all(
+        _reduces_rows(graph, node) if node.kind == OpKind.REDUCTION else _is_of_library(graph, node)
+        for node in members
+    )
+
+
+def _is_of_library(graph: Graph, node: Node) -> bool:
+    dtypes = {graph.values[v].dtype for v in (*node.inputs, *node.outputs)}
+    return node.op in _LIBRARY_OPS and dtypes <= _LIBRARY_DTYPES
+
+
+def _reduces_rows(graph: Graph, node: Node) -> bool:
+    """Whether a reduction is one of the library's along the last axis of its operand."""
+    if node.op not in _LIBRARY_REDUCTIONS or graph.values[node.inputs[0]].dtype not in _LIBRARY_DTYPES:
+        return False
+    if DimRole.REDUCED not in node.roles:  # only dimensions of size one
+        return True
+    long = [dims for dims in node.input_maps[0] if dims]
+    reduced = [any(node.roles[d] == DimRole.REDUCED for d in dims) for dims in long]
+    rows = prod(node.dims[d] for dims in long[:-1] for d in dims)
+    return rows >= _LEAST_ROWS and reduced[-1] and not any(reduced[:-1])
 
 
 def is_one_loop(graph: Graph, nodes: Collection[int]) -> bool:

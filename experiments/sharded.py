@@ -125,7 +125,7 @@ _HEADS = (_array(4, 1024, 16),) * 3
 _BY_BATCH = (P("data"),) * 3
 _POINTS = (_array(2048, 4), _array(4096, 4), _array(4096, 3))
 _TOKENS = (_array(1024, 32), _array(32, CLASSES), _array(1024, dtype="int32"))
-_PAIRS = (_array(CLASSES, 3), *(_array(1 << 20, dtype="int32"),) * 2)
+_PAIRS = (_array(CLASSES, 3), *(_array(1 << 22, dtype="int32"),) * 2)
 _PARAMS = {
     **dict.fromkeys("qkv", _array(64, 4, 16)),
     "out": _array(4, 16, 64),

@@ -27,12 +27,13 @@ Other modules refuse a group for more than its operations:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
-from costmodel.xla_loops import epilogues_of_product, is_written_before, repeated_in_loop
+from costmodel.xla_loops import epilogues_of_product, is_library_call, is_written_before, repeated_in_loop
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
@@ -195,7 +196,23 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
 
 def _xla_loops(graph: Graph, members: list[Node]) -> Verdict | None:
     """XLA's CPU loops fuse elementwise operations and data movement with each other and some of them into a
-    reduction, but nothing onto a reduction or around a contraction."""
+    reduction, but nothing around a contraction; only calls of a library go on after a reduction of rows."""
+    if is_library_call(graph, [node.id for node in members]):
+        return None
+    return _classic_loops(graph, members)
+
+
+def refuse_call(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
+    """Why a kernel of XLA:CPU that ``refuse`` allows cannot write the arrays of ``edge``, or None: a call of
+    its library writes one. Not monotone."""
+    if backend_of(backend).emits_kernels or len(edge.writes) <= 1:
+        return None
+    refused = _classic_loops(graph, [graph.nodes[n] for n in nodes])
+    return None if refused is None else replace(refused, reason=f"{refused.reason}, but for one result")
+
+
+def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:
+    """As ``_xla_loops``, without calls of a library that go on after a reduction."""
     refused = _loop_ends(members) or _shared_operands(members)
     if refused is not None:
         return refused

@@ -41,6 +41,7 @@ from fuseplan.schedule.legality import (
     changes_rows,
     possible_prologues,
     refuse,
+    refuse_call,
     refuse_exchange,
     refuse_results,
 )
@@ -311,6 +312,10 @@ class Scheduler(Pricing):
         if (refused := refuse_results(nodes, edge, self.features)) is not None:
             return refused
         refused = self._refuse(nodes, edge, prologues)
+        if refused is None:
+            refused = refuse_call(self.graph, self.device.backend, nodes, edge)
+            if refused is not None and (self._nests is None or nodes not in self._nests.offers):
+                return refused
         if refused is not None:
             nests = self._nests
             return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused

@@ -8,6 +8,7 @@ from functools import cache
 from costmodel.axes import Conflict, unify
 from costmodel.graph import Node, OpKind
 from costmodel.traffic import part_bytes
+from costmodel.xla_loops import is_written_before
 from fuseplan.search.components import Component
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, union_at
@@ -24,9 +25,21 @@ def absorb_moves(space: Space) -> Space:
     reads instead of those that it makes, and the kernel that it leaves writes no more and stays connected. It
     is not merged into a reader that takes only a part, as a slice does: that reader costs less alone, and the
     bound would not hold. A reshape that splits or merges axes ties axes of its reader, which can prevent
-    fusions of the reader: it is merged only where the axes of all of ``space`` can be unified. What reads a
-    copy is not merged (``_reads_copy``).
+    fusions of the reader: it is merged only where the axes of all of ``space`` can be unified. What XLA
+    writes before a reduction would keep the reader from being fused with the reduction. What reads a copy is
+    not merged (``_reads_copy``).
     """
+    graph = space.book.graph
+    reductions = [graph.nodes[n] for n in space.component.nodes if graph.nodes[n].kind == OpKind.REDUCTION]
+
+    def prevents_fusion(node: Node, reader: int) -> bool:
+        """Whether a reduction may be fused with a reader, and not with what moves the reader's operand."""
+        readers = [graph.nodes[n] for n in space.nodes(1 << reader)]
+        return any(
+            is_written_before(graph, reduction, node)
+            and not any(is_written_before(graph, reduction, other) for other in readers)
+            for reduction in reductions
+        )
 
     @cache
     def axes_conflict() -> bool:
@@ -50,7 +63,7 @@ def absorb_moves(space: Space) -> Space:
         if not _reads_all(space, reader, node.outputs) or (_splits(node) and axes_conflict()):
             continue
         together = merged.together(i, reader)
-        if _is_cut(space, together):
+        if _is_cut(space, together) or prevents_fusion(node, reader):
             continue
         if space.allows(together):
             merged.merge(i, reader)

@@ -553,7 +553,7 @@ def attention(q, k, v):
     return p @ v
 
 
-QKV = tuple(normal(1024, 16, seed=i) for i in range(3))
+QKV = tuple(normal(4096, 16, seed=i) for i in range(3))
 
 
 def jitted(f=attention, **constraints):

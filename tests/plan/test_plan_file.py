@@ -41,7 +41,7 @@ def of_points(x):
 
 def test_a_plan_with_loops_of_a_cpu_is_verified_from_its_file():
     device = described_cpu()
-    n = int(np.sqrt(device.private_cache_bytes)) + 1024
+    n = int(np.sqrt(device.private_cache_bytes)) + 3072
     x = jnp.linspace(0, 1, n * 8, dtype="float32").reshape(n, 8)
     read = through_file(fuseplan.make_plan(of_points, device=device)(x))
     assert any(kernel.spec.backend == "loops" for kernel in read.kernels)

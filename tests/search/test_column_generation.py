@@ -395,5 +395,6 @@ def test_a_program_of_too_many_groups_to_list_is_proven_optimal_and_verified():
     points = jax.ShapeDtypeStruct((2_000, 3), "float32")
     plan = fuseplan.make_plan(jax.grad(lennard_jones), device="h200", deadline_s=90.0)(points)
     assert plan.status == "OPTIMAL"
-    assert plan.recomputed, "the distances are computed where they are read"
+    largest = max(plan.graph.values[w.value].size for k in plan.kernels for w in k.spec.writes)
+    assert largest < 2_000 * 2_000, "the distances are computed where they are read"
     assert plan.verify().status == "verified"
