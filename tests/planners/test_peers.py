@@ -48,9 +48,10 @@ def test_what_makes_nothing_for_others(planner, device):
 
 
 def test_loops_that_nobody_offers():
-    # Inductor asks for softmax as one kernel. Tiled loops of it touch no less memory than XLA's own.
+    # Inductor asks for softmax as one kernel. Tiled loops of it touch no less memory than XLA's own, which are
+    # several where rows are few.
     plan = fuseplan.make_plan(jax.nn.softmax, device=described_cpu(), planner="inductor")(
-        jax.ShapeDtypeStruct((4096, 1024), "float32")
+        jax.ShapeDtypeStruct((2048, 1024), "float32")
     )
     assert {kernel.spec.backend for kernel in plan.kernels} == {"xla"}
     assert any("several kernels here" in note for note in plan.notes)
