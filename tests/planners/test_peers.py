@@ -48,8 +48,8 @@ def test_what_makes_nothing_for_others(planner, device):
 
 
 def test_loops_that_nobody_offers():
-    # Inductor asks for softmax as one kernel. Tiled loops of it touch no less memory than XLA's own, which are
-    # several where rows are few.
+    # Inductor asks for softmax as one kernel. Tiled loops of it touch no less memory than XLA's own: several,
+    # where rows are few.
     plan = fuseplan.make_plan(jax.nn.softmax, device=described_cpu(), planner="inductor")(
         jax.ShapeDtypeStruct((2048, 1024), "float32")
     )
