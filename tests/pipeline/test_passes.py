@@ -176,6 +176,7 @@ def test_the_seconds_of_planning_are_those_of_other_planners_too(monkeypatch):
     assert plan.planning_s >= 0.2
 
 
+@pytest.mark.one_python
 def test_the_copies_of_a_peer_are_one_more_program_to_plan():
     """XLA's queue computes ``tanh`` again for each sum down columns and for the result; the search chooses
     other copies, and its best plan takes longer. That of the program with the queue's copies is proven."""
