@@ -5,7 +5,9 @@ carried: each step combines its own part with the carry, and no stack is written
 many batches is the usual case. And an operand that is the same array for each step, as in the gradient of
 such a sum, is passed once.
 
-Sums of 16-bit floats are carried in float32. The steps are added up in their order, as in a loop.
+Sums of 16-bit floats are carried in float32. The steps are added up in their order; what each addition rounds
+off is carried, too, so that a sum of many steps is as exact as one of a stack (D. E. Knuth, The Art of
+Computer Programming 2, section 4.2.2, theorem B; T. Ogita et al., "Accurate Sum and Dot Product", 2005).
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ from jax import numpy as jnp
 
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, live, trace
 from fuseplan.support import jax_compat
+
+LEAST_BYTES = 32 << 20
+"""Smaller stacks stay as they are: a cache may hold them, and allocators keep their memory for the next run
+(the largest dynamic M_MMAP_THRESHOLD of glibc, mallopt(3))."""
 
 Combine = Callable[[Any, Any], Any]
 
@@ -92,7 +98,7 @@ class _Scan:
                 results = jax_compat.eval_jaxpr(body.jaxpr, body.consts, *consts, *carry, *parts)
                 stacked = results[n_carry:]
                 totals = [
-                    _COMBINED[c.reduction.primitive.name][0](total, _reduced(stacked[c.place], c))
+                    _combined(total, _reduced(stacked[c.place], c), c)
                     for c, total in zip(carried, totals, strict=True)
                 ]
                 return (results[:n_carry], totals), [y for k, y in enumerate(stacked) if k not in kept_out]
@@ -103,7 +109,7 @@ class _Scan:
                 unroll=params["unroll"],
             )  # fmt: skip
             ends = [
-                lax.convert_element_type(total, c.reduction.out_avals[0].dtype)
+                lax.convert_element_type(_finished(total), c.reduction.out_avals[0].dtype)
                 for c, total in zip(carried, totals, strict=True)
             ]
             return [*carry, *stacked, *ends]
@@ -119,10 +125,30 @@ def _reduced(y: Any, carried: _Carried) -> Any:
     return eqn.primitive.bind(y, **{**eqn.params, "axes": axes}) if axes else y
 
 
-def _initial(carried: _Carried) -> Any:
-    dtype = _wide(carried)
-    neutral = _COMBINED[carried.reduction.primitive.name][1](dtype)
-    return jnp.full(carried.reduction.out_avals[0].shape, neutral, dtype)
+Total = tuple[Any, ...]
+"""The carry of a reduction; of a sum of floats also the sum of what was rounded off."""
+
+
+def _initial(carried: _Carried) -> Total:
+    dtype, name = _wide(carried), carried.reduction.primitive.name
+    start = jnp.full(carried.reduction.out_avals[0].shape, _COMBINED[name][1](dtype), dtype)
+    rounds = name == "reduce_sum" and jnp.issubdtype(dtype, jnp.inexact)
+    return (start, start) if rounds else (start,)
+
+
+def _combined(total: Total, part: Any, carried: _Carried) -> Total:
+    old, *rounded = total
+    new = _COMBINED[carried.reduction.primitive.name][0](old, part)
+    if not rounded:
+        return (new,)
+    added = new - old
+    return new, rounded[0] + ((old - (new - added)) + (part - added))
+
+
+def _finished(total: Total) -> Any:
+    whole, *rounded = total
+    # What an infinity rounds off is not a number.
+    return jnp.where(jnp.isfinite(whole), whole + rounded[0], whole) if rounded else whole
 
 
 def _wide(carried: _Carried) -> Any:
@@ -137,10 +163,10 @@ def with_lean_scans(flat: Flat) -> Flat:
 
     Example:
         >>> import jax
-        >>> x = jax.ShapeDtypeStruct((8, 1000), "float32")
+        >>> x = jax.ShapeDtypeStruct((9, 1000000), "float32")
         >>> flat = trace(lambda x: lax.map(jnp.sin, x).sum(0), x)
-        >>> [str(e) for e in with_lean_scans(flat).equations if e.primitive.name != "broadcast_in_dim"]
-        ['float32[1000] = scan float32[1000], float32[8,1000]']
+        >>> [str(e) for e in with_lean_scans(flat).equations if e.primitive.name == "scan"]
+        ['float32[1000000], float32[1000000] = scan float32[1000000], float32[1000000], float32[9,1000000]']
     """
     if not any(eqn.primitive.name == "scan" for eqn in flat.equations):
         return flat
@@ -185,7 +211,8 @@ class _Rewriter:
     def _carried(self, scan: _Scan) -> list[_Carried]:
         found = []
         for place, v in enumerate(scan.equation.outputs[scan.n_carry :]):
-            every = self._reductions(v)
+            is_large = _nbytes(self.avals[v]) >= LEAST_BYTES
+            every = self._reductions(v) if is_large else None
             if every and scan.equation.params["length"] > 0:
                 found += [_Carried(place, dtype, reduction) for dtype, reduction in every]
         return found
@@ -221,7 +248,8 @@ class _Rewriter:
                 continue
             dims = maker.params["broadcast_dimensions"]
             is_along_steps = 0 in dims and maker.in_avals[0].shape[dims.index(0)] != 1
-            if not is_along_steps and not maker.is_set_apart:
+            is_large = _nbytes(maker.out_avals[0]) >= LEAST_BYTES
+            if is_large and not is_along_steps and not maker.is_set_apart:
                 found[i] = tuple(dims)
         return found
 
@@ -283,6 +311,11 @@ class _Rewriter:
             here = replace(new, frames=eqn.frames, context=eqn.context, scope=eqn.scope)
             equations.append(replace(here, inputs=inputs, outputs=tuple(outputs)))
         return equations
+
+
+def _nbytes(aval: Any) -> int:
+    # Random keys have no item size, and are small.
+    return int(aval.size * getattr(aval.dtype, "itemsize", 0))
 
 
 def _may_change(eqn: Equation) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import fuseplan
+from fuseplan.frontend import scans as scans_module
 from fuseplan.frontend.scans import with_lean_scans
 from fuseplan.frontend.trace import evaluator, trace
 
@@ -35,6 +36,11 @@ def mean_gradient(x):
         return jax.grad(lambda w: (jnp.tanh(batch @ w) ** 2).sum())(w)
 
     return lax.map(gradient, x).mean(0)
+
+
+@pytest.fixture(autouse=True)
+def every_stack_is_large(monkeypatch):
+    monkeypatch.setattr(scans_module, "LEAST_BYTES", 0)
 
 
 LEAN = {
@@ -113,6 +119,16 @@ def test_sums_of_16_bits_are_rounded_once():
     np.testing.assert_array_equal(got[0], jnp.full(4, 1000, "bfloat16"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_sum_of_many_steps_is_as_exact_as_one_of_a_stack(dtype):
+    x = jnp.full((100_000, 2), 0.1, dtype)
+    f = lambda x: lax.map(lambda r: r * 1, x).sum(0)  # noqa: E731
+    exact = 100_000 * np.float64(np.float32(0.1))
+    np.testing.assert_allclose(fuseplan.jit(f)(x), exact, 1e-6)
+    in_order = lax.scan(lambda c, r: (c + r, None), jnp.zeros(2, dtype), x)[0]
+    assert abs(in_order[0] - exact) > 1e-4 * exact  # each addition rounds to the same side
+
+
 def test_numbers_that_are_none_stay_so():
     x = X.at[3, 1, 2].set(jnp.nan).at[0, 0, 0].set(jnp.inf).at[1, 1, 1].set(-jnp.inf)
     for f in (lambda x: lax.map(lambda r: r, x).sum(0), lambda x: lax.map(lambda r: r, x).max(0)):
@@ -130,6 +146,13 @@ def test_an_array_that_is_the_same_in_each_step_is_passed_once():
     sizes = [sum(a.size for a in eqn.in_avals) for eqn in scans(flat)]
     assert sum(sum(a.size for a in eqn.in_avals) for eqn in scans(lean)) < sum(sizes)
     np.testing.assert_allclose(fuseplan.jit(gradient)(w, X), gradient(w, X), 1e-5)
+
+
+def test_small_stacks_stay(monkeypatch):
+    monkeypatch.undo()
+    for rows, is_lean in ((7, False), (9, True)):
+        flat = trace(LEAN["sum"], jax.ShapeDtypeStruct((rows, 1_000_000), "float32"))
+        assert (with_lean_scans(flat) is not flat) == is_lean
 
 
 def test_nothing_is_stacked_in_memory():
