@@ -162,11 +162,12 @@ _LIBRARY_OPS = frozenset(
 array of booleans is none, one by a constant is nothing. (jax 0.12 also fuses sines and cosines.)"""
 
 _LEAST_ROWS = 4096
-"""XLA:CPU goes on after a reduction of so many rows in one call of the library. (Found by compiling softmaxes
-of 1 to 65,536 rows of 16 to 8,192 elements: jax 0.10.)"""
+"""The fewest rows that XLA:CPU reduces, and uses the results of, in one call of the library. (Found by
+compiling softmaxes of 1 to 65,536 rows of 16 to 8,192 elements: jax 0.10.)"""
 
 _WINDOW = 32
-"""XLA:CPU reduces more elements along a dimension in windows of so many, and fuses nothing into these."""
+"""The elements of a window: XLA:CPU reduces longer dimensions window by window, and fuses nothing into
+that."""
 
 
 def is_written_before(graph: Graph, reduction: Node, node: Node) -> bool:

@@ -168,7 +168,7 @@ class JitFused:
         self._options = functools.cache(lambda: options_for(unmeasured_device(device)))
         self._jit_options = jit_options
         self._known = KnownShapes() if measure or background else None
-        """Where the first call at some shapes differs from later ones."""
+        """Ends a direct call at new shapes; None if the first call at some shapes is like later ones."""
         self._reference = jax.jit(f if self._known is None else self._known.watched(f), **jit_options)
         self._families = ShapeFamilies() if dynamic_shapes else None
         self._emitted = functools.partial(_emitted, f, self._options, self._families, self._known)
@@ -200,7 +200,7 @@ class JitFused:
             if direct is not None and not tracing_state.depth:  # is_tracing() without the cost of a call
                 if self._known is None:
                     return direct(*args, **kwargs)
-                if is_eager():  # What is recorded runs another time.
+                if is_eager():  # Under a transformation, a call is recorded and not run.
                     try:
                         return self._known.call(direct, args, kwargs)
                     except UnseenShapesError:
@@ -228,7 +228,7 @@ class JitFused:
         return self._jitted.fused
 
     def _call_indirectly(self) -> None:
-        """From now on, ask at each call whether its shapes are known: ``jax.jit`` knows others, too."""
+        """Look up the shapes of every later call: ``jax.jit`` may now know shapes that were never called."""
         if self._known is not None:
             self._direct, self._may_be_direct = None, False
 

@@ -1,9 +1,9 @@
-"""Keep what a scan only adds up, and what it only repeats, out of memory.
+"""Rewrite scans so that they stack no large array that the program only reduces over the steps.
 
 A result that a scan stacks, and of which the program only uses a sum or an extremum over the steps, is
 carried: each step combines its own part with the carry, and no stack is written. The mean of the gradients of
-many batches is the usual case. And an operand that is the same array for each step, as in the gradient of
-such a sum, is passed once.
+many batches is the usual case. An operand that is the same array for each step, as in the gradient of such a
+sum, is passed once.
 
 Sums of 16-bit floats are carried in float32. The steps are added up in their order; what each addition rounds
 off is carried, too, so that a sum of many steps is as exact as one of a stack (D. E. Knuth, The Art of
@@ -12,13 +12,14 @@ Computer Programming 2, section 4.2.2, theorem B; T. Ogita et al., "Accurate Sum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jax import lax
 from jax import numpy as jnp
 
+from fuseplan.frontend.ops.reduction import accumulator, highest, lowest
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, live, trace
 from fuseplan.support import jax_compat
 
@@ -29,21 +30,11 @@ LEAST_BYTES = 32 << 20
 Combine = Callable[[Any, Any], Any]
 
 
-def _extremum(sign: int) -> Callable[[Any], Any]:
-    def neutral(dtype: Any) -> Any:
-        if jnp.issubdtype(dtype, jnp.floating):
-            return sign * jnp.inf
-        limits = jnp.iinfo(dtype)
-        return limits.max if sign > 0 else limits.min
-
-    return neutral
-
-
 _COMBINED: dict[str, tuple[Combine, Callable[[Any], Any]]] = {
     "reduce_sum": (lax.add, lambda dtype: 0),
     "reduce_prod": (lax.mul, lambda dtype: 1),
-    "reduce_max": (lax.max, _extremum(-1)),
-    "reduce_min": (lax.min, _extremum(1)),
+    "reduce_max": (lax.max, lowest),
+    "reduce_min": (lax.min, highest),
 }
 """By reduction, how two results are combined, and the neutral element of a dtype."""
 
@@ -63,7 +54,6 @@ class _Scan:
     """A scan with what its arguments and results are."""
 
     equation: Equation
-
     n_consts: int
     n_carry: int
 
@@ -76,19 +66,17 @@ class _Scan:
         """The number of arguments before those that are sliced step by step."""
         return self.n_consts + self.n_carry
 
-    def rewritten(
-        self, carried: Sequence[_Carried], repeated: dict[int, tuple[int, ...]], n_given: int
-    ) -> Callable[..., list[Any]]:
-        """The scan as a function of its arguments, where each of ``repeated``, an argument that has the
-        dimensions of the given array without the steps, is that array. Its results are the carries, the
-        stacked results that are not ``carried``, and the reductions."""
+    def rewritten(self, carried: Sequence[_Carried], repeated: Collection[int]) -> Callable[..., list[Any]]:
+        """The scan as a function of its arguments, of which those at the positions ``repeated`` among the
+        sliced ones are given as one step reads them. Its results are the carries, the stacked results that
+        are not ``carried``, and the reductions."""
         params = self.equation.params
         body, n_carry, n_fixed = jax_compat.closed(params["jaxpr"]), self.n_carry, self.n_fixed
         kept_out = {c.place for c in carried}
 
         def run(*given: Any) -> list[Any]:
             consts, init = given[: self.n_consts], given[self.n_consts : n_fixed]
-            xs = given[n_fixed:n_given]
+            xs = given[n_fixed:]
             sliced = [x for i, x in enumerate(xs) if i not in repeated]
 
             def step(state: Any, own: Any) -> Any:
@@ -120,7 +108,7 @@ class _Scan:
 def _reduced(y: Any, carried: _Carried) -> Any:
     """A step's part of a reduction, in the dtype of its carry."""
     eqn = carried.reduction
-    y = lax.convert_element_type(lax.convert_element_type(y, carried.dtype), _wide(carried))
+    y = lax.convert_element_type(lax.convert_element_type(y, carried.dtype), accumulator(carried.dtype))
     axes = tuple(a - 1 for a in eqn.params["axes"] if a)
     return eqn.primitive.bind(y, **{**eqn.params, "axes": axes}) if axes else y
 
@@ -130,7 +118,7 @@ Total = tuple[Any, ...]
 
 
 def _initial(carried: _Carried) -> Total:
-    dtype, name = _wide(carried), carried.reduction.primitive.name
+    dtype, name = accumulator(carried.dtype), carried.reduction.primitive.name
     start = jnp.full(carried.reduction.out_avals[0].shape, _COMBINED[name][1](dtype), dtype)
     rounds = name == "reduce_sum" and jnp.issubdtype(dtype, jnp.inexact)
     return (start, start) if rounds else (start,)
@@ -151,15 +139,9 @@ def _finished(total: Total) -> Any:
     return jnp.where(jnp.isfinite(whole), whole + rounded[0], whole) if rounded else whole
 
 
-def _wide(carried: _Carried) -> Any:
-    """The dtype of a carry."""
-    is_narrow = jnp.issubdtype(carried.dtype, jnp.floating) and jnp.dtype(carried.dtype).itemsize < 4
-    return jnp.dtype("float32") if is_narrow else jnp.dtype(carried.dtype)
-
-
 def with_lean_scans(flat: Flat) -> Flat:
-    """``flat``, whose scans stack nothing that is only reduced over the steps, and slice nothing that is the
-    same in each; ``flat`` itself if there is nothing to change.
+    """``flat``, whose scans stack no large array that is only reduced over the steps, and slice none that is
+    the same in each; ``flat`` itself if there is nothing to change.
 
     Example:
         >>> import jax
@@ -268,7 +250,7 @@ class _Rewriter:
             maker = self.maker[v]
             shapes[i] = tuple(avals[place].shape[1:])
             given[place], avals[place] = maker.inputs[0], maker.in_avals[0]
-        run = scan.rewritten(carried, repeated, len(given))
+        run = scan.rewritten(carried, repeated)
 
         def program(*arrays: Any) -> list[Any]:
             every = list(arrays)

@@ -1,4 +1,4 @@
-"""Call a jitted function at shapes that it knows, at the cost of ``jax.jit``, and at no others.
+"""Call a jitted function only at shapes that it was traced at before, as fast as ``jax.jit``.
 
 ``jax.jit`` finds the program of known shapes in C++. To ask in Python whether shapes are known takes as long
 as such a call. So the function is called, and where ``jax.jit`` begins to trace it, an error ends that.
