@@ -187,6 +187,20 @@ def test_tiles(name, tiles):
         assert_agrees(f, *args, tiles=tiles)
 
 
+@pytest.mark.parametrize(("size", "divides"), [(2002, True), (3000, True), (3001, False)])
+def test_tiles_that_divide_an_axis_need_no_masks(size, divides):
+    def forces(x):
+        return jax.grad(lambda x: jnp.exp(-((x[:, None] - x[None]) ** 2).sum(-1)).sum())(x)
+
+    x = jax.ShapeDtypeStruct((size, 3), "float32")
+    call = fuseplan.jit(forces, device=described_cpu())
+    (loop,) = [k.spec for k in call.plan(x).kernels if k.spec.capabilities.loop_nest]
+    tiled = [axis for axis in loop.axes if axis.n_tiles > 1]
+    assert tiled
+    assert all(not axis.ragged for axis in tiled) == divides
+    assert ("stablehlo.select" in call.lower(x).as_text()) != divides
+
+
 @QUICK
 def test_merged_axes():
     """A reshape merges what others have apart: outermost parts are cut."""

@@ -41,8 +41,10 @@ def emit(
         def turn(t: Any, results: Results) -> Results:
             position: list[Any] = [0] * len(spec.axes)
             t = jnp.int32(t)  # under jax.disable_jit, loops count in Python
-            for a, count in zip(reversed(nest.outer), reversed(counts), strict=True):
+            for a, count in zip(reversed(nest.outer[1:]), reversed(counts[1:]), strict=True):
                 t, position[a] = lax.div(t, jnp.int32(count)), lax.rem(t, jnp.int32(count))
+            if nest.outer:
+                position[nest.outer[0]] = t
             return _OuterTile(nest, values, orders, position, results).run()
 
         results = {
@@ -147,10 +149,12 @@ def _read_block(whole: Any, spec: KernelSpec, axes: DimMap, position: Position) 
     shape = block_shape(spec.axes, axes)
     if shape == whole.shape:
         return whole
-    return lax.dynamic_slice(whole, _starts(spec, axes, position), shape)
+    starts = _starts(spec, axes, position)
+    return lax.dynamic_slice(whole, starts, shape, allow_negative_indices=False)
 
 
 def _write_block(whole: Any, block: Any, spec: KernelSpec, axes: DimMap, position: Position) -> Any:
     if block.shape == whole.shape:
         return block
-    return lax.dynamic_update_slice(whole, block, _starts(spec, axes, position))
+    starts = _starts(spec, axes, position)
+    return lax.dynamic_update_slice(whole, block, starts, allow_negative_indices=False)

@@ -104,11 +104,20 @@ def tileable(layout: Layout, axes: GroupAxes) -> set[int]:
 
 
 def _tiles(size: int, free: bool) -> tuple[int, ...]:
-    """Tiles of an axis, and the whole axis; a short axis has tiles of one or is whole."""
-    tiles = backend_of("loops").pass_tiles
-    if size <= tiles[0]:
+    """Tiles of an axis, and the whole axis; a short axis has tiles of one or is whole.
+
+    A candidate is replaced by the largest divisor of the axis up to it, unless that is half as long or less:
+    tiles that do not overlap need no masks. An axis of 2,000 has tiles of 500, not of 512.
+    """
+    tiles = [tile for tile in backend_of("loops").pass_tiles if tile < size]
+    if not tiles:
         return (1, size) if free else (size,)
-    return (*(t for t in tiles if t < size), size)
+    return (*(_divisor(size, tile) or tile for tile in tiles), size)
+
+
+def _divisor(size: int, tile: int) -> int | None:
+    """The largest divisor of ``size`` from ``tile`` down to more than half of it, if there is one."""
+    return next((d for d in range(tile, tile // 2, -1) if size % d == 0), None)
 
 
 def _role(a: int, tile: int, size: int, free: set[int]) -> AxisRole:
