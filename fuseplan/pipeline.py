@@ -33,13 +33,14 @@ from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
+from fuseplan.schedule.scheduler import Scheduler, make_scheduler, whole_floor_ps
 from fuseplan.search.heuristic_plans import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
 from fuseplan.support.collector import paused_collector
 from fuseplan.support.errors import MemoryLimitError
+from fuseplan.support.shared import sharing
 from fuseplan.support.work import (
     DIVISION,
     ONLY_LOOPS,
@@ -74,6 +75,7 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionP
 
 
 @paused_collector()
+@sharing()
 def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> FusionPlan:
     """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``): the faster plan.
 
@@ -166,7 +168,6 @@ class _Planner:
         if options.only_loops:
             limit = min(limit, ONLY_LOOPS * len(traced.graph.nodes))
         self._work = Work(limit) if is_shared else None
-        self._schedulers: list[tuple[Lowered, Scheduler]] = []
 
     def best(self, programs: Sequence[Lowered]) -> Attempt:
         """The fastest plan of ``programs`` and, where that may be faster, of the program as traced; of
@@ -297,16 +298,11 @@ class _Planner:
 
     def _scheduler_of(self, program: Lowered) -> Scheduler:
         """The scheduler of a program, which all its planners share: what is offered is found once."""
-        for known, scheduler in self._schedulers:
-            if known is program:
-                return scheduler
         features = self.options.features
         if 0 < self.options.deadline_s < self._least_s(program) - SLACK_S:
             # To look for what is offered cannot be cut short.
             features = replace(features, loop_nests=False, xla_loops=False)
-        scheduler = Scheduler(program.graph, self.options.device, program, features)
-        self._schedulers.append((program, scheduler))
-        return scheduler
+        return make_scheduler(program, self.options.device, features)
 
     def _needs_more(self, program: Lowered) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""

@@ -39,7 +39,7 @@ from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import Nodes
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import make_scheduler
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Answer
 from fuseplan.search.remat.duplicates import operations_of
@@ -288,7 +288,7 @@ def _is_good(plan: FusionPlan, programs: Sequence[Lowered], member: _Member, exp
 
 def _grouped(program: Lowered, options: Options, groups: Sequence[Nodes]) -> Answer | None:
     """The kernels of ``groups``, with a bound on all plans; None if one of them is not a legal kernel."""
-    scheduler = Scheduler(program.graph, options.device, program, options.features)
+    scheduler = make_scheduler(program, options.device, options.features)
     n_nodes = len(program.graph.nodes)
     if sum(map(len, groups)) > n_nodes:
         answer = materialise_overlapping(program, scheduler, groups)

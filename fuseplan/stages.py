@@ -21,7 +21,7 @@ from fuseplan.plan.notes import AnyNote, NoteKind, note, worded
 from fuseplan.plan.options import Options
 from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels, is_built_in
 from fuseplan.schedule.pricing import Pricing
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import Scheduler, make_scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
 from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.search.remat.duplicates import roots_of
@@ -80,7 +80,7 @@ class Planning:
         """The scheduler of the graph that the groups are of."""
         if self.scheduler is None or self.scheduler.graph is not self.graph:
             lowered = self.lowered if self.answer is None else self.answer.lowered
-            self.scheduler = Scheduler(self.graph, self.options.device, lowered, self.options.features)
+            self.scheduler = make_scheduler(lowered, self.options.device, self.options.features)
         return self.scheduler
 
     @property

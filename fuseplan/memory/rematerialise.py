@@ -27,7 +27,7 @@ from fuseplan.plan.notes import limit_reached, renumbered
 from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import Scheduler, make_scheduler
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Grouping
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
@@ -214,7 +214,7 @@ class MemoryFit:
         return self._planned(fastest.lowered, self._limited(fastest), work)
 
     def _planned(self, lowered: Lowered, limits: Resolved, work: Work) -> Answer:
-        scheduler = Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
+        scheduler = make_scheduler(lowered, self.options.device, self.options.features)
         grouping = self.planner(limits)(lowered.graph, scheduler, self._budget(work))
         self.reached.append(limit_reached(grouping.notes))
         return Answer(lowered, grouping, limits)

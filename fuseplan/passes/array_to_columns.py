@@ -20,6 +20,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.rewrite import EquationRewriter
 from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive
+from fuseplan.support.shared import shared
 
 _MAX_ROW = 4
 """Elements of a short row on a CPU: of 32 bits, they fill one vector register of 16 bytes at most."""
@@ -32,6 +33,7 @@ _COMBINES: dict[str, Primitive] = {
 }
 
 
+@shared
 def by_columns(lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW) -> Lowered | None:
     """Compute arrays of at least ``min_bytes`` column by column, if their rows have at most ``max_row``
     elements; None where ``lowered`` has none.

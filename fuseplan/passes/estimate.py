@@ -6,7 +6,7 @@ from costmodel.device import DeviceSpec
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import make_scheduler
 from fuseplan.search.grouping import left_s
 from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.support.work import DIVISION, Work, may_begin, unlimited
@@ -35,7 +35,7 @@ def quick_ps(
     budget = Budget(left_s(work.expires_at), work=work)
     if work.is_over or not may_begin(DIVISION, len(lowered.graph.nodes), budget.deadline_s):
         raise UndecidedError
-    scheduler = Scheduler(lowered.graph, device, lowered, features)
+    scheduler = make_scheduler(lowered, device, features)
     once_ps = get_planner("best_first")(lowered.graph, scheduler, budget).time_ps
     if work.is_over:
         raise UndecidedError

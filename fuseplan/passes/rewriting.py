@@ -24,7 +24,7 @@ from fuseplan.passes.split_reductions import split_sums
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import make_scheduler
 from fuseplan.search.grouping import left_s
 from fuseplan.search.must_fuse import require_possible
 from fuseplan.search.selectors import resolve
@@ -143,7 +143,7 @@ def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
         return None
     if options.constraints is None:
         return lowered
-    scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
+    scheduler = make_scheduler(lowered, options.device, options.features)
     try:
         require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
     except ConstraintError:

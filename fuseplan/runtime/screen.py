@@ -29,7 +29,7 @@ from fuseplan.runtime.control_flow import bodies
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.regions import MAX_SIZE_RATIO, can_nest
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import make_scheduler
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import best_first_groups, heuristic_groups
@@ -91,7 +91,7 @@ def _has_loop_by_heuristic(program: Lowered, device: DeviceSpec, options: Option
     """Whether the plan of ``best_first`` has a tiled loop. Only the components that have an offer are
     planned."""
     graph, deadline_s = program.graph, options.deadline_s
-    scheduler = Scheduler(graph, device, program, options.features)
+    scheduler = make_scheduler(program, device, options.features)
     if not scheduler.offers:
         return False
     if deadline_s > 0 and not may_begin(DIVISION, len(graph.nodes), deadline_s):

@@ -55,9 +55,14 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tilings import Rank, Tiles, tilings
 from fuseplan.schedule.xla_loops import XlaLoops, faster
 from fuseplan.support.errors import Verdict
+from fuseplan.support.lru import LruCache
+from fuseplan.support.shared import shared
 
 CACHED_AXES = 1_000
 """Groups whose axes are cached: a search asks for a group's legality, size and price in turn."""
+
+CACHED_PRICES = 1_000
+"""Groups whose prices are cached: the searches of one program begin with equal groups."""
 
 
 class _Form:
@@ -166,6 +171,7 @@ class Scheduler(Pricing):
         self._prologues = possible_prologues(graph)
         self.has_loops = emits_kernels and features.xla_loops
         self.axes = lru_cache(CACHED_AXES)(Unifier(graph))
+        self._prices: LruCache[Nodes, Kernel | Verdict] = LruCache(CACHED_PRICES)
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:  # type: ignore[override]
@@ -199,6 +205,7 @@ class Scheduler(Pricing):
     def unsettled(self) -> Scheduler:
         other = copy(self)
         other.settled = frozenset()
+        other._prices = LruCache(CACHED_PRICES)
         return other
 
     @cached_property
@@ -289,9 +296,13 @@ class Scheduler(Pricing):
         on a sequential grid by the order of enumeration, else by on-chip bytes. Of kernels that take no
         longer than the lower bound, the first is taken.
         """
-        edge = boundary(self.graph, nodes)
-        floor_ps = self._floor.one_kernel(nodes) if len(nodes) > 1 else 0
-        return self.schedule(nodes, edge, self._prologues, floor_ps)
+        found = self._prices.get(nodes)
+        if found is None:
+            edge = boundary(self.graph, nodes)
+            floor_ps = self._floor.one_kernel(nodes) if len(nodes) > 1 else 0
+            found = self.schedule(nodes, edge, self._prologues, floor_ps)
+            self._prices.update([(nodes, found)])
+        return found
 
     def schedule(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
@@ -446,6 +457,12 @@ class Scheduler(Pricing):
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
+
+
+@shared
+def make_scheduler(program: Lowered, device: DeviceSpec, features: Features) -> Scheduler:
+    """The scheduler of ``program``; within ``fuseplan.support.shared.sharing`` there is one."""
+    return Scheduler(program.graph, device, program, features)
 
 
 def whole_floor_ps(plan: FusionPlan) -> int:

@@ -20,6 +20,7 @@ from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind
 from fuseplan.runtime import derivative, primitive, screen
 from fuseplan.runtime.screen import is_screened, may_loop
+from fuseplan.schedule.nests.offered import Nests
 from fuseplan.settings import make_options
 from fuseplan.support.work import ONLY_LOOPS, Work
 from fuseplan.targets import calibrate
@@ -298,6 +299,27 @@ def test_a_call_searches_no_bound(monkeypatch):
     assert NoteKind.OTHER_LOOPS.value not in plan.notes
     monkeypatch.setattr(api, "has_same_loops", lambda *_: False)
     assert NoteKind.OTHER_LOOPS.value in fused.plan(x).notes
+
+
+def test_a_call_finds_the_offers_of_each_form_once(monkeypatch):
+    """Of the program as traced and of its columns: the screen, the search and the estimate share them."""
+    looked = Counter()
+    gains = Nests._gains
+
+    def counted(nests, nodes):
+        looked[id(nests.graph), nodes] += 1
+        return gains(nests, nodes)
+
+    monkeypatch.setattr(Nests, "_gains", counted)
+
+    def energy(x):
+        return (1 / (1 + ((x[:, None] - x[None]) ** 2).sum(-1))).sum()
+
+    x = ramp(-1, 1, 2000, 3)
+    call = fuseplan.jit(jax.grad(energy), device=CPU)
+    call(x)
+    assert len({graph for graph, _ in looked}) == 2
+    assert max(looked.values()) == 1
 
 
 @pytest.mark.one_python
