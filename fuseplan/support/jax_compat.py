@@ -309,13 +309,17 @@ def same_in_all_shards() -> Any:
 
 def partitioned_devices(ctx: Any) -> Sequence[Any] | None:
     """The devices over which XLA's partitioner splits the program of a lowering context: empty if it splits
-    none, and None if it cannot ask this process how to split a kernel.
+    none, and None if it cannot ask this process how to split a kernel, or in a ``shard_map`` over some of the
+    mesh's axes splits over the others.
 
     Where they are not known yet, any of the same number stand for them: shardings number devices by their
     place. Programs that are exported have to run without this process.
     """
     module = ctx.module_context
     context = module.axis_context
+    if isinstance(context, _sharding_impls.SPMDAxisContext):  # within ``jax.shard_map``
+        left = set(context.mesh.axis_names) - context.manual_axes
+        return None if any(context.mesh.shape[name] > 1 for name in left) else ()
     is_split = isinstance(context, _sharding_impls.ShardingContext) and context.num_devices > 1
     if not is_split:
         return ()

@@ -128,6 +128,16 @@ def shards_inside(j, axes):
     return f, args
 
 
+def partly_manual(j):
+    """A loop in a ``shard_map`` over one axis of the mesh, whose data is sharded over the other, too."""
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"in_specs": (P("d"), P(), P()), "out_specs": P("d")}
+    f = jax.shard_map(j(pairwise), mesh=mesh, axis_names={"d"}, **specs)
+    x = jax.random.normal(jax.random.key(0), (8192, 4)) / 4
+    args = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in ((x, P(("d", "m"))), (x, P()), (x, P()))]
+    return jax.jit(f), args
+
+
 def in_mesh(j):
     """Explicit axes that ``jax.set_mesh`` has set, and a dimension that is not the first."""
     mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
@@ -148,7 +158,9 @@ def compared(f, g, args):
     wrong, same = pair.difference()
     text = lowered.as_text()
     loops = text.count("CustomSPMDPartitioning") + text.count("stablehlo.while")
-    return {"wrong": wrong, "same_shardings": same, "loops": loops}
+    ours, theirs = pair.collectives
+    more = dict(ours - theirs)
+    return {"wrong": wrong, "same_shardings": same, "loops": loops, "more_collectives": more}
 
 
 def say(name, **said):
@@ -176,6 +188,8 @@ def main():
     for axes in (("d", "m"), ("d",)):
         (f, args), (g, _) = shards_inside(ON_CPU, axes), shards_inside(jax.jit, axes)
         say(f"shards inside over {len(axes)}", **compared(f, g, args))
+    (f, args), (g, _) = partly_manual(ON_CPU), partly_manual(jax.jit)
+    say("manual over one axis", **compared(f, g, args))
     mesh, f, args = in_mesh(ON_CPU)
     say("explicit without set_mesh", **compared(f, in_mesh(jax.jit)[1], args))
     with jax.set_mesh(mesh):

@@ -108,9 +108,11 @@ def test_loops_run_wherever_jax_has_a_mesh(said, name):
     assert said[name]["loops"] >= 1
 
 
-def test_where_kernels_cannot_be_partitioned_the_program_is_jaxs(said):
-    inside = said["64 bits in a block"]
+@pytest.mark.parametrize("name", ["64 bits in a block", "manual over one axis"])
+def test_where_kernels_cannot_be_partitioned_the_program_is_jaxs(said, name):
+    inside = said[name]
     assert inside["wrong"] == 0
+    assert not inside["more_collectives"]
     assert inside["same_shardings"]
     assert inside["loops"] == 0
 
