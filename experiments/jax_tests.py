@@ -29,6 +29,7 @@ from fuseplan.bench import machine_columns, print_table
 FILES = (
     "api_test", "custom_api_test", "lax_control_flow_test", "pjit_test", "nn_test", "random_test",
     "batching_test", "python_callback_test", "export_test", "lax_scipy_test", "array_test", "jax_jit_test",
+    "lax_numpy_test", "lax_numpy_operators_test", "lax_numpy_reducers_test",
 )  # fmt: skip
 _SIDE, _FOLDER = "FUSEPLAN_JAX_TESTS_SIDE", "FUSEPLAN_JAX_TESTS_FOLDER"
 _CASES = "10"

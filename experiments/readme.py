@@ -494,11 +494,15 @@ def _solver(rows: list[Record]) -> str:
 
 
 def _jax_tests(rows: list[Record]) -> str:
-    """How many of JAX's own tests fail with fuseplan's ``jit`` alone, by file."""
+    """How many of JAX's own tests fail with fuseplan's ``jit`` alone, by file and version of JAX."""
     names = ("tests", "fail_with_jax", "fail_alone")
-    lines = [[f"`{row['file']}`", *(f"{int(row[name]):,}" for name in names)] for row in rows]
-    total = [f"{sum(int(row[name]) for row in rows):,}" for name in names]
-    head = ["file", "tests", "fail with `jax.jit`", "fail with `fuseplan.jit` alone"]
+    files, versions = (list(dict.fromkeys(row[key] for row in rows)) for key in ("file", "jax"))
+    counts = {(row["file"], row["jax"], name): int(row[name]) for row in rows for name in names}
+    columns = [(jax, name) for jax in versions for name in names]
+    lines = [[f"`{f}`", *(f"{counts[f, *c]:,}" if (f, *c) in counts else "" for c in columns)] for f in files]
+    total = [f"{sum(counts.get((f, *column), 0) for f in files):,}" for column in columns]
+    said = dict(zip(names, ("tests", "fail with `jax.jit`", "with `fuseplan.jit` alone"), strict=True))
+    head = ["file", *(f"JAX {jax}: {said[name]}" for jax, name in columns)]
     return _markdown(head, [*lines, ["all", *total]])
 
 
