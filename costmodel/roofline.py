@@ -85,8 +85,10 @@ def estimate(
     if device.platform == "cpu":
         fresh = fresh_ps(graph, spec, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
-    if is_loop and any(graph.nodes[n].kind == OpKind.REDUCTION for n in spec.nodes):
-        launch_ps *= device.capabilities.reduction_loop_kernels
+    can = device.capabilities
+    ends = (graph.nodes[n] for n in spec.nodes if graph.nodes[n].op not in can.loop_scatters)
+    if is_loop and any(node.kind == OpKind.REDUCTION for node in ends):
+        launch_ps *= can.reduction_loop_kernels
     if is_of_xla:  # It waits for its first elements, as a tiled kernel does for its first block.
         if device.sequential_grid:
             step_ps = device.grid_step_ps

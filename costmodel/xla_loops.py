@@ -44,7 +44,7 @@ def evaluations_in_loop(
     found: dict[int, tuple[int, int]] = {}
     for n in reversed(nodes):
         node, own = graph.nodes[n], read[n]
-        size = prod(node.dims) if node.kind == OpKind.REDUCTION else _made(graph, node)
+        size = _combined(node) if node.kind == OpKind.REDUCTION else _made(graph, node)
         if not results.isdisjoint(node.outputs) or node.kind == OpKind.REDUCTION:
             own[_LOOP] = max(own.get(_LOOP, 0), size)
         if len(own) > most_indices:
@@ -72,6 +72,11 @@ def _part(graph: Graph, node: Node, v: int, count: int) -> int:
     padded array, each element is read from one operand, or from none."""
     size, made = graph.values[v].size, _made(graph, node)
     return count if node.takes_part or size >= made else -(-count * size // made)
+
+
+def _combined(node: Node) -> int:
+    """The elements that a reduction combines: of a scatter the updates, which are its last operand."""
+    return prod(node.dims[d] for d in {d for dims in node.input_maps[-1] for d in dims})
 
 
 def _made(graph: Graph, node: Node) -> int:

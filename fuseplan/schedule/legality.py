@@ -99,11 +99,12 @@ def refuse_loop(
     """
     members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
     edge = edge or boundary(graph, nodes)
-    refused = _barriers(graph, members, "xla", can.loop_generators)
+    refused = _barriers(graph, members, "xla", can.loop_generators | can.loop_scatters)
     may_be_product = refused is None and can.fuses_epilogues and len(edge.writes) == 1
     if may_be_product and any(nodes in epilogues_of_product(graph, n) for n in nodes):
         return None
     refused = refused or _loop_ends(members, can.loop_products) or _movers(graph, members, backend)
+    refused = refused or _tables(graph, nodes, can.loop_scatters, edge)
     if refused is not None:
         return refused
     if len(edge.reads) + len(edge.writes) > MAX_LOOP_ARRAYS:
@@ -240,6 +241,20 @@ def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict |
                     f"XLA ends a loop at {made_by[v].op}: {node.op} starts another",
                     (made_by[v].id, node.id),
                 )
+    return None
+
+
+def _tables(
+    graph: Graph, nodes: tuple[int, ...], scatters: Collection[str], edge: Boundary
+) -> Verdict | None:
+    """A loop that ends in a scatter writes one table, which it reads from memory."""
+    for node in (graph.nodes[n] for n in nodes if graph.nodes[n].op in scatters):
+        if len(edge.writes) > 1:
+            return Verdict("backend", f"{node.op} ends a loop that writes nothing else", (node.id,))
+        if graph.values[node.inputs[0]].producer in nodes:
+            maker = graph.values[node.inputs[0]].producer
+            reason = f"XLA writes the table of {graph.nodes[maker].op} before {node.op} adds to it"
+            return Verdict("backend", reason, (maker, node.id))
     return None
 
 

@@ -218,7 +218,7 @@ class _Candidates:
         has_product = any(graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in roots)
         while waiting and len(cone) < MAX_OPERATIONS:
             n = waiting.pop()
-            for v in graph.nodes[n].inputs:
+            for v in self._fused_operands(n):
                 producer = graph.values[v].producer
                 if producer < 0 or producer in cone or producer in apart or not self._fuses[producer]:
                     continue
@@ -232,6 +232,11 @@ class _Candidates:
                     waiting.append(producer)
                     has_product = has_product or kind == OpKind.OUT_ELEMENTWISE_FUSABLE
         return cone
+
+    def _fused_operands(self, n: int) -> Sequence[int]:
+        """The operands that a loop may compute for node ``n``: not the table of a scatter."""
+        node = self.graph.nodes[n]
+        return node.inputs[1:] if node.op in self.device.capabilities.loop_scatters else node.inputs
 
     def _merged(self, cones: list[set[int]]) -> list[set[int]]:
         """The unions of cones whose last operations have one iteration space, and that have an array of that

@@ -10,7 +10,7 @@ boolean matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,7 @@ from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.partial_groups import BATCH, Cliques, PartialGroups, Waiting, masks
 from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits, union_at
+from fuseplan.support.bitset import bits, connected_parts
 
 
 @dataclass(slots=True)
@@ -624,17 +624,6 @@ class _DuplicateTables:
         rows, k = np.nonzero(each & self._leaves)
         unwanted[rows, self._served[k]] = True
         return wanted & ~known, unwanted & ~out
-
-
-def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
-    """The sets of positions that neighbours within ``mask`` connect."""
-    while mask:
-        part, fresh = 0, mask & -mask
-        while fresh:
-            part |= fresh
-            fresh = union_at(fresh, neighbours) & mask & ~part
-        yield part
-        mask &= ~part
 
 
 def _table(masks: Sequence[Mask], width: int) -> UnionTable:

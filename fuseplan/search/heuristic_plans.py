@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from costmodel.graph import Graph
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
-from fuseplan.search.group_search import connected_parts
 from fuseplan.search.grouping import Decomposition, order_groups, place
 from fuseplan.search.heuristics import (
     best_first_groups,
@@ -21,7 +20,7 @@ from fuseplan.search.heuristics import (
 )
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, connected_parts
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.work import PEER, seconds_of
 

@@ -28,7 +28,7 @@ from fuseplan.search.grouping import Budget, Grouping, break_cycles, decompose, 
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import fold
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits, union_at
+from fuseplan.support.bitset import bits, connected_parts, union_at
 from fuseplan.support.digraph import connected_sets, execution_order
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import DIVISION, WHOLE, Limit, StageTimer, lead_s, may_begin
@@ -154,19 +154,30 @@ def _is_cheaper(price: Price, others: Iterable[Price | Verdict]) -> bool:
 
 
 def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
-    """``groups`` with each offered group that is cheaper than what it replaces; a group that
-    it takes only a part of falls into its nodes. Offers end where ``space.book`` is late."""
-    for offer in space.offers:
-        if space.book.is_late():
-            break
-        if not isinstance(space.price(offer), Price):
-            continue
-        apart = [mask for mask in groups if mask & offer]
-        rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
-        new = [mask for mask in groups if not mask & offer] + [offer, *rest]
-        if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
-            groups = new
+    """``groups`` with each offered group that is cheaper than what it replaces. What is left of a group that
+    it takes a part of stays together where that is cheaper. Offers end where ``space.book`` is late."""
+    gains = True
+    while gains:  # What an offer leaves together may make another one worth its price.
+        gains = False
+        for offer in space.offers:
+            if space.book.is_late():
+                return groups
+            if offer in groups or not isinstance(space.price(offer), Price):
+                continue
+            apart = [mask for mask in groups if mask & offer]
+            left = [part for mask in apart for part in connected_parts(mask & ~offer, space.neighbours)]
+            rest = [mask for part in left for mask in _together_or_apart(space, part)]
+            new = [mask for mask in groups if not mask & offer] + [offer, *rest]
+            if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
+                groups, gains = new, True
     return groups
+
+
+def _together_or_apart(space: Space, mask: Mask) -> list[Mask]:
+    """``mask`` as one group, or as its nodes where these are cheaper or it can be no kernel."""
+    singles = [1 << i for i in bits(mask)]
+    price = space.price(mask) if len(singles) > 1 and space.allows(mask) else None
+    return singles if not isinstance(price, Price) or space.total(singles) < price else [mask]
 
 
 def heuristic_plan(space: Space) -> list[Mask]:

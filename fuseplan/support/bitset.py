@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import compress, count
 from operator import or_
@@ -40,6 +40,17 @@ def pick(mask: int, of: Sequence[T]) -> list[T]:
 def union_at(mask: int, sets: Sequence[int]) -> int:
     """The union of those of ``sets``, masks too, at the positions that are set."""
     return reduce(or_, pick(mask, sets), 0)
+
+
+def connected_parts(mask: int, neighbours: Sequence[int]) -> Iterator[int]:
+    """The sets of positions that neighbours within ``mask`` connect."""
+    while mask:
+        part, fresh = 0, mask & -mask
+        while fresh:
+            part |= fresh
+            fresh = union_at(fresh, neighbours) & mask & ~part
+        yield part
+        mask &= ~part
 
 
 def transposed(rows: Sequence[int]) -> list[int]:

@@ -120,6 +120,27 @@ def test_a_loop_is_compiled_to_what_it_is_priced_as(name: str) -> None:
     assert seen, "the plan has a loop"
 
 
+def test_xla_makes_the_updates_of_a_scatter_in_its_loop_on_a_gpu() -> None:
+    """As the gradient of a weighted lookup does: three kernels, the last of which writes no updates."""
+
+    def bags(table: Any, indices: Any, weights: Any) -> Any:
+        return ((table[indices] * weights[..., None]).sum(1) ** 2).sum()
+
+    indices = jax.ShapeDtypeStruct((4096, 32), "int32")
+    args = shaped(50_000, 128), indices, shaped(4096, 32)
+    plan, xla = (
+        fuseplan.make_plan(jax.grad(bags), device="h200", planner=planner)(*args)
+        for planner in ("solver", "xla")
+    )
+    assert len(plan.kernels) == len(xla.kernels) == 3
+    for made in (plan, xla):
+        scattering = [{made.graph.nodes[n].op for n in kernel.spec.nodes} for kernel in made.kernels]
+        assert [ops >= {"mul", "scatter-add"} for ops in scattering].count(True) == 1
+    assert plan.status == "OPTIMAL"
+    assert plan.verify().status == "verified"
+    assert plan.objective_ps == pytest.approx(xla.objective_ps, rel=0.05)
+
+
 APPLIED: dict[str, Callable[[Any], Any]] = {
     "add": lambda y: y + 1,
     "convert_element_type": lambda y: y.astype("float16"),

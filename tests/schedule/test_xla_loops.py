@@ -34,6 +34,7 @@ def rolled(x):
 
 
 X = array(512, 512)
+ROWS = np.arange(512) % 100
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 REFUSED = {
@@ -50,6 +51,9 @@ REFUSED = {
         lambda x: jnp.tanh(jax.lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME")),
         "tpu_v5e",
     ),
+    "writes nothing else": (lambda x: ((y := x * 2), x.at[ROWS].add(y)), "h200"),
+    "writes the table of mul before": (lambda x: (x * 2).at[ROWS].add(x), "h200"),
+    "cannot contain scatter-add": (lambda x: x.at[ROWS].add(x * 2), "tpu_v5e"),
     "more than 96 arrays": (lambda x: [x * k for k in range(2, 99)], "h200"),
 }
 
@@ -72,6 +76,7 @@ def test_what_is_no_loop_says_why(reason):
         (lambda x: x[1:] - x[:-1], "tpu_v5e"),
         (lambda x: jnp.pad(x, 1) * 2, "h200"),
         (lambda x: jnp.tanh(x @ x), "h200"),
+        (lambda x: x.at[ROWS].add(x * 2), "h200"),
         (lambda x: jnp.tanh(x * 2 @ x.T + 1).max(1), "tpu_v5e"),
     ],
 )
