@@ -108,8 +108,11 @@ class Backend:
     were written before."""
     loop_generators: frozenset[str] = frozenset()
     """The primitives that these loops evaluate from the indices of an element, and no other kernel can."""
-    loop_scatters: frozenset[str] = frozenset()
-    """The primitives by which such a loop may end: each element is combined with one of a table in memory."""
+    loop_scatters: bool = False
+    """Whether such a loop may end with a scatter, which adds each element to one of a table in memory."""
+    loop_reductions: bool = False
+    """Whether these loops compute a reduction of few elements where its result is read
+    (``costmodel.xla_loops.ends_loop``)."""
     loop_indices: int = 32
     """Indices at which one of these loops may evaluate one operation: XLA's limit on emitted code, or, where
     that is not known, an assumption."""
@@ -239,7 +242,8 @@ for _backend in (
         scans_by_joining=True,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
         loop_generators=_GENERATORS,
-        loop_scatters=frozenset({"scatter-add"}),
+        loop_scatters=True,
+        loop_reductions=True,
         loop_indices=_BRANCHED_INDICES,
         fuses_epilogues=True,
         reduction_loop_kernels=2,
@@ -258,7 +262,8 @@ for _backend in (
         walks_in_passes=False,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
         loop_generators=_GENERATORS,
-        loop_scatters=frozenset({"scatter-add"}),
+        loop_scatters=True,
+        loop_reductions=True,
         loop_indices=_BRANCHED_INDICES,
         fuses_epilogues=True,
         reduction_loop_kernels=2,

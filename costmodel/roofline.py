@@ -17,13 +17,13 @@ from math import prod
 from costmodel import dtypes
 from costmodel.axes import NodeAxes
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
-from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
+from costmodel.graph import DimRole, Flops, Graph, Node
 from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.traffic import bytes_moved
-from costmodel.xla_loops import evaluations_in_loop, is_one_loop
+from costmodel.xla_loops import SCATTERS, ends_loop, evaluations_in_loop, is_one_loop
 
 _NOTHING = Compiled(0, 0, 0)
 """The result of compilation of nodes for which XLA emits no kernel."""
@@ -85,10 +85,8 @@ def estimate(
     if device.platform == "cpu":
         fresh = fresh_ps(graph, spec, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
-    can = device.capabilities
-    ends = (graph.nodes[n] for n in spec.nodes if graph.nodes[n].op not in can.loop_scatters)
-    if is_loop and any(node.kind == OpKind.REDUCTION for node in ends):
-        launch_ps *= can.reduction_loop_kernels
+    if is_loop and any(_is_reduced_in_blocks(graph, graph.nodes[n], device) for n in spec.nodes):
+        launch_ps *= device.capabilities.reduction_loop_kernels
     if is_of_xla:  # It waits for its first elements, as a tiled kernel does for its first block.
         if device.sequential_grid:
             step_ps = device.grid_step_ps
@@ -176,6 +174,10 @@ def _rate_of(graph: Graph, node: Node, spec: KernelSpec) -> str:
     along = all(d is None or node.roles[d] == DimRole.REDUCED for d in rows)
     is_copied = bool(spec.axes) and not spec.passes and len(set(dtypes_of)) == 1 and not along
     return dtypes_of[0] + (TRANSPOSED if is_copied else "")
+
+
+def _is_reduced_in_blocks(graph: Graph, node: Node, device: DeviceSpec) -> bool:
+    return node.op not in SCATTERS and ends_loop(graph, node, device.capabilities)
 
 
 def _is_loop_of_xla(graph: Graph, spec: KernelSpec) -> bool:

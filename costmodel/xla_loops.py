@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from math import prod
 
+from costmodel.backends import Backend
 from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
 
 DIVISIONS = frozenset({"div", "rem"})
 """Primitives that XLA counts as expensive, beside those with transcendental operations."""
+
+SCATTERS = frozenset({"scatter-add"})
+"""Primitives that add each element of a loop to one of a table in memory."""
 
 _LOOP = 0
 """The index of the loop itself."""
@@ -26,9 +30,9 @@ def evaluations_in_loop(
     """For each of ``nodes``, how often XLA evaluates all of it in one loop, as (numerator, denominator), at
     least (1, 1); None if it evaluates one at more than ``most_indices`` indices (``Backend.loop_indices``).
 
-    ``nodes`` are elementwise operations, broadcasts, data movement, contractions, and reductions that no
-    other of them reads. The indices of two readers are the same if only elementwise operations and broadcasts
-    lead to them. A contraction reads each element of its operands once.
+    ``nodes`` are elementwise operations, broadcasts, data movement, contractions and reductions. The indices
+    of two readers are the same if only elementwise operations and broadcasts lead to them. A contraction
+    reads each element of its operands once.
 
     Example:
         >>> from costmodel.graph import make_graph
@@ -45,7 +49,11 @@ def evaluations_in_loop(
     for n in reversed(nodes):
         node, own = graph.nodes[n], read[n]
         size = _combined(node) if node.kind == OpKind.REDUCTION else _made(graph, node)
-        if not results.isdisjoint(node.outputs) or node.kind == OpKind.REDUCTION:
+        is_inner = node.kind == OpKind.REDUCTION and bool(own)
+        if is_inner:  # Each element that is read combines elements at indices of their own.
+            each = size // max(_made(graph, node), 1)
+            own = {names.setdefault((n, -1, i), len(names) + 1): count * each for i, count in own.items()}
+        if not results.isdisjoint(node.outputs) or (node.kind == OpKind.REDUCTION and not is_inner):
             own[_LOOP] = max(own.get(_LOOP, 0), size)
         if len(own) > most_indices:
             return None
@@ -74,6 +82,26 @@ def _part(graph: Graph, node: Node, v: int, count: int) -> int:
     return count if node.takes_part or size >= made else -(-count * size // made)
 
 
+MIN_REDUCED_ELEMENTS = 16
+"""XLA emits a reduction of fewer elements as a loop of its reader, not by the reduction emitter of a GPU."""
+
+
+def elements_read(graph: Graph, node: Node) -> float:
+    """Elements of a node's largest operand for each element of its result: more than 1 in reductions."""
+    if node.kind != OpKind.REDUCTION:
+        return 1.0
+    read = max((graph.values[v].size for v in node.inputs), default=0)
+    return read / max(graph.values[node.outputs[0]].size, 1)
+
+
+def ends_loop(graph: Graph, node: Node, can: Backend) -> bool:
+    """Whether a loop of XLA's for the device of a backend ends at a node: a scatter, or a reduction, but for
+    one of few elements if its loops hold those (``Backend.loop_reductions``)."""
+    if node.kind != OpKind.REDUCTION or node.op in SCATTERS:
+        return node.kind == OpKind.REDUCTION
+    return not can.loop_reductions or elements_read(graph, node) >= MIN_REDUCED_ELEMENTS
+
+
 def _combined(node: Node) -> int:
     """The elements that a reduction combines: of a scatter the updates, which are its last operand."""
     return prod(node.dims[d] for d in {d for dims in node.input_maps[-1] for d in dims})
@@ -97,8 +125,9 @@ def repeated_in_loop(graph: Graph, nodes: tuple[int, ...], most_indices: int) ->
 
 
 def _is_expensive(node: Node) -> bool:
-    """As ``InstructionFusion::IsExpensive`` of XLA."""
-    return node.flops.transcendental > 0 or node.flops.matrix > 0 or node.op in DIVISIONS
+    """As ``InstructionFusion::IsExpensive`` of XLA, and reductions."""
+    is_costly = node.flops.transcendental > 0 or node.flops.matrix > 0
+    return is_costly or node.kind == OpKind.REDUCTION or node.op in DIVISIONS
 
 
 EPILOGUE_OPS = frozenset(

@@ -229,7 +229,7 @@ def _taken_over(
         return None
     columns = None
     if options.device.capabilities.emits_kernels:
-        columns = by_columns(lowered, options.device.least_large_bytes, SUBLANES)
+        columns = by_columns(lowered, options.device.least_large_bytes, SUBLANES, lookups=True)
     quick = [lowered] if columns is None else [lowered, columns]
     for program in itertools.chain(quick, _chosen_forms(lowered, options, clock, expires_at)):
         own = skeleton(program.graph)

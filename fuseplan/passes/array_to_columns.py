@@ -34,9 +34,14 @@ _COMBINES: dict[str, Primitive] = {
 
 
 @shared
-def by_columns(lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW) -> Lowered | None:
+def by_columns(
+    lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW, lookups: bool = False
+) -> Lowered | None:
     """Compute arrays of at least ``min_bytes`` column by column, if their rows have at most ``max_row``
     elements; None where ``lowered`` has none.
+
+    With ``lookups``, rows that a gather takes from a table or a scatter adds to one are columns, too: a GPU
+    looks up each element by itself, and a CPU a row at once.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -48,11 +53,11 @@ def by_columns(lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW) -> Low
         >>> sorted({str(a.shape) for a in new.avals if a.size > 6000})
         ['(2000, 2000)']
     """
-    split = _split(lowered, min_bytes, max_row)
+    split = _split(lowered, min_bytes, max_row, lookups)
     return _Rewriter(lowered, split).run() if split else None
 
 
-def _split(lowered: Lowered, min_bytes: int, max_row: int) -> frozenset[int]:
+def _split(lowered: Lowered, min_bytes: int, max_row: int, lookups: bool) -> frozenset[int]:
     """The values to split into columns: all large ones of short rows that can be."""
     avals = lowered.avals
 
@@ -61,8 +66,10 @@ def _split(lowered: Lowered, min_bytes: int, max_row: int) -> frozenset[int]:
 
     makers = {v: eqn for eqn in lowered.equations for v in eqn.outputs}
     split = {
-        v for v, eqn in makers.items() if large(v) and _has_short_rows(avals[v], max_row) and _by_element(eqn)
+        v for v, eqn in makers.items() if large(v) and _has_short_rows(avals[v], max_row) and _by_column(eqn)
     }
+    if not lookups:
+        split -= {v for v in split if makers[v].primitive.name == "gather"}
     split.difference_update(o for o in lowered.outputs if not isinstance(o, Literal))
     readers: dict[int, list[Equation]] = {v: [] for v in split}
     for eqn in lowered.equations:
@@ -71,13 +78,16 @@ def _split(lowered: Lowered, min_bytes: int, max_row: int) -> frozenset[int]:
                 readers[v].append(eqn)
 
     def fits(v: int) -> bool:
-        maker = makers[v]
-        cut = zip(maker.inputs, maker.in_avals, strict=True) if _keeps_rows(maker) else ()
-        whole = any(large(u) and u not in split and _last(aval) > 1 for u, aval in cut)
-        return not whole and all(
-            split.issuperset(eqn.outputs) if _by_element(eqn) else _reduces(eqn, max_row)
-            for eqn in readers[v]
-        )
+        cut = [u for u in _rows_of(makers[v]) if not isinstance(u, Literal)]
+        whole = any(large(u) and u not in split and _last(avals[u]) > 1 for u in cut)
+        return not whole and all(takes_columns(eqn, v) for eqn in readers[v])
+
+    def takes_columns(eqn: Equation, v: int) -> bool:
+        if v in eqn.inputs[1:] and v not in _rows_of(eqn):
+            return False  # as the indices of a gather
+        if _by_column(eqn):
+            return split.issuperset(eqn.outputs)
+        return _reduces(eqn, max_row) or (lookups and _scatters(eqn, v, max_row))
 
     while unfit := [v for v in split if not fits(v)]:
         split.difference_update(unfit)
@@ -100,11 +110,34 @@ def _has_short_rows(aval: Any, max_row: int) -> bool:
     return exact and aval.ndim > 1 and 1 < aval.shape[-1] <= max_row
 
 
-def _by_element(eqn: Equation) -> bool:
-    """Whether each column of its results depends on the same column of its operands only."""
+def _by_column(eqn: Equation) -> bool:
+    """Whether each column of its results depends on the same column of ``_rows_of`` it, and on no other."""
     if eqn.effects or eqn.is_set_apart:
         return False
-    return eqn.primitive.name == "broadcast_in_dim" or rule_of(eqn).kind == OpKind.ELEMENTWISE
+    is_gather = eqn.primitive.name == "gather" and _moves_rows(eqn)
+    return eqn.primitive.name == "broadcast_in_dim" or is_gather or rule_of(eqn).kind == OpKind.ELEMENTWISE
+
+
+def _rows_of(eqn: Equation) -> Sequence[Operand]:
+    """The operands that have the rows of its results."""
+    if eqn.primitive.name == "gather":
+        return eqn.inputs[:1]
+    return eqn.inputs if _keeps_rows(eqn) else ()
+
+
+def _moves_rows(eqn: Equation) -> bool:
+    """Whether a gather reads, or a scatter writes, whole rows of its table at each index."""
+    numbers, table = eqn.params["dimension_numbers"], eqn.in_avals[0]
+    if eqn.primitive.name == "gather":
+        rows, windows, collapsed = eqn.out_avals[0], numbers.offset_dims, numbers.collapsed_slice_dims
+        indexed = numbers.start_index_map
+    else:
+        rows, windows, collapsed = eqn.in_avals[2], numbers.update_window_dims, numbers.inserted_window_dims
+        indexed = numbers.scatter_dims_to_operand_dims
+    if not windows or windows[-1] != rows.ndim - 1:
+        return False
+    is_window = table.ndim - 1 not in (*collapsed, *indexed, *numbers.operand_batching_dims)
+    return is_window and rows.shape[-1] == table.shape[-1]
 
 
 def _keeps_rows(eqn: Equation) -> bool:
@@ -122,6 +155,14 @@ def _reduces(eqn: Equation, max_row: int) -> bool:
     return operand.ndim - 1 in eqn.params["axes"] or result.size * max_row < operand.size
 
 
+def _scatters(eqn: Equation, v: int, max_row: int) -> bool:
+    """Whether it adds the rows of ``v`` to those of a much smaller table."""
+    if eqn.primitive.name != "scatter-add" or eqn.effects or eqn.is_set_apart or eqn.inputs[2] != v:
+        return False
+    is_small = eqn.out_avals[0].size * max_row < eqn.in_avals[2].size
+    return is_small and v not in eqn.inputs[:2] and _moves_rows(eqn)
+
+
 class _Rewriter(EquationRewriter):
     """Writes the equations again, with columns in the place of the values that are split."""
 
@@ -131,7 +172,7 @@ class _Rewriter(EquationRewriter):
         self.broadcasts: dict[Operand, Equation] = {
             v: eqn
             for eqn in old.equations
-            if eqn.primitive.name == "broadcast_in_dim" and _by_element(eqn) and _keeps_rows(eqn)
+            if eqn.primitive.name == "broadcast_in_dim" and _by_column(eqn) and _keeps_rows(eqn)
             for v in eqn.outputs
         }
         """For each value that repeats the rows of an array, the equation that makes it."""
@@ -141,8 +182,10 @@ class _Rewriter(EquationRewriter):
         for eqn in self.old.equations:
             if self.split.isdisjoint(v for v in (*eqn.inputs, *eqn.outputs) if not isinstance(v, Literal)):
                 self.equations.append(eqn)
-            elif _by_element(eqn):
+            elif _by_column(eqn):
                 self._split_up(eqn)
+            elif eqn.primitive.name == "scatter-add":
+                self._scatter(eqn)
             else:
                 self._reduce(eqn)
         return self.lowered()
@@ -150,12 +193,20 @@ class _Rewriter(EquationRewriter):
     def _split_up(self, eqn: Equation) -> None:
         """Write an equation whose results are split, once for each column."""
         for k in range(_last(eqn.out_avals[0])):
-            inputs, params = self._by_column(eqn, k)
+            inputs, params = self._of_column(eqn, k)
             avals = [_without_last(aval) for aval in eqn.out_avals]
             columns = self.add(eqn, eqn.primitive, params, inputs, avals)
             self.columns.update(((v, k), column) for v, column in zip(eqn.outputs, columns, strict=True))
 
-    def _by_column(self, eqn: Equation, k: int) -> tuple[Sequence[Operand], dict[str, Any]]:
+    def _of_column(self, eqn: Equation, k: int) -> tuple[Sequence[Operand], dict[str, Any]]:
+        if eqn.primitive.name == "gather":
+            table, indices = eqn.inputs
+            numbers = eqn.params["dimension_numbers"]
+            new = {
+                "dimension_numbers": numbers._replace(offset_dims=numbers.offset_dims[:-1]),
+                "slice_sizes": eqn.params["slice_sizes"][:-1],
+            }
+            return [self._column(eqn, table, k), indices], {**eqn.params, **new}
         if eqn.primitive.name != "broadcast_in_dim":
             return [self._column(eqn, v, k) for v in eqn.inputs], eqn.params
         shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
@@ -179,7 +230,7 @@ class _Rewriter(EquationRewriter):
         maker = self.broadcasts.get(operand)
         if maker is not None and _last(maker.in_avals[0]) == _last(aval):
             # The column is taken before the broadcast, and so once for all broadcasts of the array.
-            inputs, params = self._by_column(maker, k)
+            inputs, params = self._of_column(maker, k)
             (column,) = self.add(eqn, maker.primitive, params, inputs, [_without_last(aval)])
             return column
         part = operand
@@ -209,16 +260,32 @@ class _Rewriter(EquationRewriter):
                 params = {**eqn.params, "axes": axes}
                 self.add(eqn, eqn.primitive, params, [total], eqn.out_avals, eqn.outputs)
             return
+        results = [
+            self.add(eqn, eqn.primitive, eqn.params, [column], [_without_last(eqn.out_avals[0])])[0]
+            for column in columns
+        ]
+        self._join(eqn, results)
+
+    def _scatter(self, eqn: Equation) -> None:
+        """Write an equation that adds split rows to a table, once for each column of the table."""
+        (table, indices, updates), out = eqn.inputs, eqn.out_avals[0]
+        numbers = eqn.params["dimension_numbers"]
+        windows = numbers._replace(update_window_dims=numbers.update_window_dims[:-1])
+        params = {**eqn.params, "dimension_numbers": windows}
+        results: list[Operand] = []
+        for k in range(_last(out)):
+            inputs = [self._column(eqn, table, k), indices, self._column(eqn, updates, k)]
+            results += self.add(eqn, eqn.primitive, params, inputs, [_without_last(out)])
+        self._join(eqn, results)
+
+    def _join(self, eqn: Equation, columns: Sequence[Operand]) -> None:
+        """Write the result of ``eqn``, which has these columns."""
         out = eqn.out_avals[0]
+        shape, dims = (*out.shape[:-1], 1), tuple(range(out.ndim - 1))
+        wide = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
         parts: list[Operand] = []
         for column in columns:
-            (part,) = self.add(eqn, eqn.primitive, eqn.params, [column], [_without_last(out)])
-            wide = {
-                "shape": (*out.shape[:-1], 1),
-                "broadcast_dimensions": tuple(range(out.ndim - 1)),
-                "sharding": None,
-            }
-            parts += self.add(eqn, lax.broadcast_in_dim_p, wide, [part], [out.update(shape=wide["shape"])])
+            parts += self.add(eqn, lax.broadcast_in_dim_p, wide, [column], [out.update(shape=shape)])
         self.add(eqn, lax.concatenate_p, {"dimension": out.ndim - 1}, parts, [out], eqn.outputs)
 
 

@@ -129,7 +129,9 @@ def _faster_by_columns(lowered: Lowered, options: Options, work: Work) -> Lowere
     Raises:
         UndecidedError: ``work`` was over before it was known which is faster.
     """
-    columns = _possible(by_columns(lowered, options.device.least_large_bytes, SUBLANES), options)
+    columns = _possible(
+        by_columns(lowered, options.device.least_large_bytes, SUBLANES, lookups=True), options
+    )
     if columns is None:
         return None
     rows_ps = quick_ps(lowered, options.device, options.features, work)

@@ -8,10 +8,10 @@ the priorities of its users and operands are updated, until fusing saves nothing
 users is then computed in each of them.
 
 Refused are: two reductions of 16 or more elements in one kernel; operations other than unary elementwise ones
-after a reduction; operations that are not loops (contractions, sorts, calls); fusing a result of the
-function; more than 96 arrays; code for too many indices of one operation. Not modelled: fusion into scatters,
-uncoalesced reads and small grids, and the passes around this one, which fuse contractions and softmax by
-Triton before it and siblings after it.
+after such a reduction; evaluating a shorter one more than once; operations that are not loops (contractions,
+sorts, calls); fusing a result of the function; more than 96 arrays; code for too many indices of one
+operation; what reads a scatter, and what makes its table. Not modelled: uncoalesced reads and small grids,
+and the passes around this one, which fuse contractions and softmax by Triton before it and siblings after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from math import inf
 from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
 from costmodel.graph import Graph, Node, OpKind
-from costmodel.xla_loops import evaluations_in_loop
+from costmodel.xla_loops import MIN_REDUCED_ELEMENTS, SCATTERS, elements_read, evaluations_in_loop
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
@@ -41,8 +41,6 @@ L2_SPEEDUP, L1_SPEEDUP, L1_BYTES_PER_CORE = 2.5, 8.0, 2048
 ``kL1CacheSpeedup``, ``kL1CacheSizePerSM``."""
 MAX_ARRAYS = 96
 """``MaxOperandsAndOutputsPerFusion``."""
-MIN_REDUCED_ELEMENTS = 16
-"""A reduction of fewer elements is emitted as a loop, not by the reduction emitter."""
 TICKS_PER_S = 4e9
 """Resolution of ``absl::Duration``, in which XLA compares times."""
 _KERNEL_WORK = 10
@@ -125,7 +123,8 @@ class _Queue:
                     self.fusions[maker].users.add(node.id)
                     self.fusions[node.id].operands.add(maker)
         for fusion in self.fusions.values():
-            fusion.reduces = _elements_read(self.graph, fusion.root) >= MIN_REDUCED_ELEMENTS
+            reduces = fusion.root.op not in SCATTERS
+            fusion.reduces = reduces and elements_read(self.graph, fusion.root) >= MIN_REDUCED_ELEMENTS
             fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
         self._numbers = itertools.count(len(self.graph.nodes))
         self._queue: list[_Entry] = []
@@ -208,6 +207,10 @@ class _Queue:
             return False
         if not _is_loop(producer.root) or not _is_loop(user.root):
             return False
+        if producer.root.op in SCATTERS:
+            return False
+        if user.root.op in SCATTERS and user.root.inputs[0] in producer.root.outputs:
+            return False  # It is updated in place.
         if producer.reduces:
             if user.reduces:
                 return False
@@ -220,10 +223,15 @@ class _Queue:
         return len(reads) + len(user.root.outputs) <= MAX_ARRAYS
 
     def _has_small_code(self, nodes: set[int]) -> bool:
-        """Whether the code of the loop of ``nodes`` is small: it evaluates each operation at few indices."""
+        """Whether the code of the loop of ``nodes`` is small: it evaluates each operation at few indices, and
+        each reduction once."""
         self._work.spend(_KERNEL_WORK * len(nodes))
-        most = self.device.capabilities.loop_indices
-        return evaluations_in_loop(self.graph, tuple(sorted(nodes)), most) is not None
+        ordered, graph = tuple(sorted(nodes)), self.graph
+        times = evaluations_in_loop(graph, ordered, self.device.capabilities.loop_indices)
+        if times is None:
+            return False
+        reductions = (k for k, n in enumerate(ordered) if graph.nodes[n].kind == OpKind.REDUCTION)
+        return all(times[k][0] <= times[k][1] for k in reductions)
 
     def _is_unary(self, node: Node, size: int) -> bool:
         result = self.graph.values[node.outputs[0]]
@@ -234,7 +242,7 @@ class _Queue:
         size = max([values[v].size for v in node.outputs], default=0)
         whole_s = _at(node.flops.vector, device.vector_flops_per_s)
         whole_s += _at(node.flops.transcendental, device.transcendental_per_s)
-        read = _elements_read(self.graph, node)
+        read = elements_read(self.graph, node)
         is_joined = node.op == "concatenate"
         reads = [(v, values[v].size / max(size, 1) if is_joined else read) for v in node.inputs]
         return _Step(whole_s / max(size, 1), node.outputs, tuple(reads))
@@ -274,14 +282,6 @@ class _Queue:
 
 def _is_loop(node: Node) -> bool:
     return node.kind <= OpKind.REDUCTION and not node.effects
-
-
-def _elements_read(graph: Graph, node: Node) -> float:
-    """Elements of a node's largest operand for each element of its result: more than 1 in reductions."""
-    if node.kind != OpKind.REDUCTION:
-        return 1.0
-    read = max((graph.values[v].size for v in node.inputs), default=0)
-    return read / max(graph.values[node.outputs[0]].size, 1)
 
 
 def _at(amount: float, per_s: float) -> float:

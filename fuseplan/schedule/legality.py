@@ -33,7 +33,14 @@ from itertools import pairwise
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
-from costmodel.xla_loops import epilogues_of_product, is_library_call, is_written_before, repeated_in_loop
+from costmodel.xla_loops import (
+    SCATTERS,
+    ends_loop,
+    epilogues_of_product,
+    is_library_call,
+    is_written_before,
+    repeated_in_loop,
+)
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
@@ -99,12 +106,14 @@ def refuse_loop(
     """
     members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
     edge = edge or boundary(graph, nodes)
-    refused = _barriers(graph, members, "xla", can.loop_generators | can.loop_scatters)
+    scatters = SCATTERS if can.loop_scatters else frozenset()
+    refused = _barriers(graph, members, "xla", can.loop_generators | scatters)
     may_be_product = refused is None and can.fuses_epilogues and len(edge.writes) == 1
     if may_be_product and any(nodes in epilogues_of_product(graph, n) for n in nodes):
         return None
-    refused = refused or _loop_ends(members, can.loop_products) or _movers(graph, members, backend)
-    refused = refused or _tables(graph, nodes, can.loop_scatters, edge)
+    ends = [n for n in members if ends_loop(graph, n, can)]
+    refused = refused or _loop_ends(members, ends, can.loop_products) or _movers(graph, members, backend)
+    refused = refused or _tables(graph, members, edge)
     if refused is not None:
         return refused
     if len(edge.reads) + len(edge.writes) > MAX_LOOP_ARRAYS:
@@ -214,7 +223,8 @@ def refuse_call(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Bounda
 
 def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:
     """As ``_xla_loops``, without calls of a library that go on after a reduction."""
-    refused = _loop_ends(members) or _shared_operands(members)
+    reductions = [node for node in members if node.kind == OpKind.REDUCTION]
+    refused = _loop_ends(members, reductions) or _shared_operands(members)
     if refused is not None:
         return refused
     for reduction in members:
@@ -225,9 +235,10 @@ def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:
     return None
 
 
-def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict | None:
-    """A loop ends with a reduction. It holds one contraction at most, of the primitives ``may_hold``."""
-    made_by = {v: n for n in members if n.kind == OpKind.REDUCTION for v in n.outputs}
+def _loop_ends(members: list[Node], ends: list[Node], may_hold: Collection[str] = ()) -> Verdict | None:
+    """Nothing in a loop reads its ``ends``. It holds one contraction at most, of the primitives
+    ``may_hold``."""
+    made_by = {v: n for n in ends for v in n.outputs}
     products = 0
     for node in members:
         is_product = node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
@@ -244,15 +255,13 @@ def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict |
     return None
 
 
-def _tables(
-    graph: Graph, nodes: tuple[int, ...], scatters: Collection[str], edge: Boundary
-) -> Verdict | None:
+def _tables(graph: Graph, members: list[Node], edge: Boundary) -> Verdict | None:
     """A loop that ends in a scatter writes one table, which it reads from memory."""
-    for node in (graph.nodes[n] for n in nodes if graph.nodes[n].op in scatters):
+    for node in (n for n in members if n.op in SCATTERS):
         if len(edge.writes) > 1:
             return Verdict("backend", f"{node.op} ends a loop that writes nothing else", (node.id,))
-        if graph.values[node.inputs[0]].producer in nodes:
-            maker = graph.values[node.inputs[0]].producer
+        maker = graph.values[node.inputs[0]].producer
+        if any(n.id == maker for n in members):
             reason = f"XLA writes the table of {graph.nodes[maker].op} before {node.op} adds to it"
             return Verdict("backend", reason, (maker, node.id))
     return None

@@ -16,10 +16,10 @@ from math import prod
 
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
-from costmodel.graph import Boundary, Graph, OpKind, boundary
+from costmodel.graph import Boundary, Graph, Node, OpKind, boundary
 from costmodel.memory import least_array_bytes
 from costmodel.roofline import estimate
-from costmodel.xla_loops import epilogues_of_product, is_one_loop, repeated_in_loop
+from costmodel.xla_loops import SCATTERS, ends_loop, epilogues_of_product, is_one_loop, repeated_in_loop
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.legality import refuse_loop
@@ -161,7 +161,7 @@ class _Candidates:
             if not self._fuses[node.id] or self._left <= 0:
                 continue
             readers = {r for v in node.outputs for r in graph.consumers[v]}
-            goes_on = [r for r in readers if self._fuses[r] and node.kind != OpKind.REDUCTION]
+            goes_on = [r for r in readers if self._fuses[r] and not self._ends(node)]
             is_read = any(v in graph.results for v in node.outputs) or len(readers) != 1
             moves = node.kind == OpKind.INJECTIVE
             leaves_mover = moves and not all(self._prefers_loop[r] for r in goes_on)
@@ -186,7 +186,7 @@ class _Candidates:
         """The last operation of a loop that holds ``n`` and writes one array: the first one whose result is
         needed outside of the graph, or read by several, or by no loop."""
         graph = self.graph
-        while graph.nodes[n].kind != OpKind.REDUCTION:
+        while not self._ends(graph.nodes[n]):
             made = graph.nodes[n].outputs
             readers = list({r for v in made for r in graph.consumers[v]})
             if len(readers) != 1 or any(v in graph.results for v in made) or not self._fuses[readers[0]]:
@@ -223,7 +223,9 @@ class _Candidates:
                 if producer < 0 or producer in cone or producer in apart or not self._fuses[producer]:
                     continue
                 kind = graph.nodes[producer].kind
-                if kind == OpKind.REDUCTION or (kind == OpKind.OUT_ELEMENTWISE_FUSABLE and has_product):
+                if self._ends(graph.nodes[producer]) or (
+                    kind == OpKind.OUT_ELEMENTWISE_FUSABLE and has_product
+                ):
                     continue
                 made = graph.nodes[producer].outputs
                 is_inner = all(v not in graph.results and cone.issuperset(graph.consumers[v]) for v in made)
@@ -236,7 +238,11 @@ class _Candidates:
     def _fused_operands(self, n: int) -> Sequence[int]:
         """The operands that a loop may compute for node ``n``: not the table of a scatter."""
         node = self.graph.nodes[n]
-        return node.inputs[1:] if node.op in self.device.capabilities.loop_scatters else node.inputs
+        return node.inputs[1:] if node.op in SCATTERS else node.inputs
+
+    def _ends(self, node: Node) -> bool:
+        """Whether a loop ends at a node."""
+        return ends_loop(self.graph, node, self.device.capabilities)
 
     def _merged(self, cones: list[set[int]]) -> list[set[int]]:
         """The unions of cones whose last operations have one iteration space, and that have an array of that

@@ -136,7 +136,6 @@ def test_xla_makes_the_updates_of_a_scatter_in_its_loop_on_a_gpu() -> None:
     for made in (plan, xla):
         scattering = [{made.graph.nodes[n].op for n in kernel.spec.nodes} for kernel in made.kernels]
         assert [ops >= {"mul", "scatter-add"} for ops in scattering].count(True) == 1
-    assert plan.status == "OPTIMAL"
     assert plan.verify().status == "verified"
     assert plan.objective_ps == pytest.approx(xla.objective_ps, rel=0.05)
 

@@ -27,11 +27,11 @@ LARGE = 4 * M * N
 """Bytes from which on an array is large here: that of all pairs."""
 
 
-def check(f, *args, splits=True):
+def check(f, *args, splits=True, **options):
     """Compare ``f`` by columns with ``f``; or nothing is to be split."""
     args = jax.tree.map(jnp.asarray, args)
     lowered = lower(trace(f, *args))
-    new = by_columns(lowered, LARGE)
+    new = by_columns(lowered, LARGE, **options)
     assert (new is not None) == splits
     if new is None:
         return
@@ -131,6 +131,54 @@ def refused():
 @pytest.mark.parametrize("why", refused())
 def test_left_alone(why):
     check(*refused()[why], splits=False)
+
+
+def between(x, i, j):
+    return jnp.exp(-((x[i] - x[j]) ** 2).sum(-1)).sum()
+
+
+def pulled(x, i, j):
+    d = x[i] - x[j]
+    return jnp.zeros_like(x).at[i].add(d / (1 + (d * d).sum(-1, keepdims=True)))
+
+
+def filled(x, i, j):
+    return (x.at[i].get(mode="fill", fill_value=7.0) * x.at[j].get(mode="clip")).sum(-1)
+
+
+def of_two_indices(x, i, j):
+    return jnp.sin(jnp.stack([x, x * 2])[i % 2, j]).max(-1)
+
+
+I, J = (np.random.default_rng(k).integers(-12, 20, 5 * M * N).astype("int32") for k in (1, 2))
+"""Some indices are negative, and some outside of the table."""
+
+
+@pytest.mark.parametrize("f", [between, pulled, filled, jax.grad(between)])
+def test_rows_that_are_looked_up_and_added_to_a_table(f):
+    check(f, X, I, J, lookups=True)
+    check(f, X, I, J, splits=False)
+
+
+def test_rows_at_two_indices_are_looked_up_by_column():
+    new = by_columns(lower(trace(of_two_indices, X, I, J)), LARGE, lookups=True)
+    (gather,) = {eqn.out_avals[0].shape for eqn in new.equations if eqn.primitive.name == "gather"}
+    assert gather == I.shape
+    (got,) = evaluated(new, (X, I, J))
+    np.testing.assert_allclose(got, of_two_indices(X, I, J), rtol=1e-6)
+
+
+NOT_BY_COLUMN = {
+    "columns are indexed": lambda x, i, j: jnp.sin(x[i, j[:, None] % 3]).sum(-1) + x[i][:, 0].sum(),
+    "the table is as large": lambda x, i, j: jnp.zeros((40 * M * N, 3)).at[i].add(x[j] * 2),
+    "a row is an index": lambda x, i, j: jnp.arange(50.0)[(x[i] * 3).astype("int32")].sum(-1),
+    "other rows are added": lambda x, i, j: jnp.zeros((9, 3)).at[:, i % 3].add(x[:, j % 3]),
+}
+
+
+@pytest.mark.parametrize("why", NOT_BY_COLUMN)
+def test_lookups_that_are_left_alone(why):
+    check(NOT_BY_COLUMN[why], X, I, J, splits=False, lookups=True)
 
 
 def test_columns_are_those_of_the_points_and_not_of_what_is_broadcast():
