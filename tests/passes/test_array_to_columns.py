@@ -150,22 +150,22 @@ def of_two_indices(x, i, j):
     return jnp.sin(jnp.stack([x, x * 2])[i % 2, j]).max(-1)
 
 
-I, J = (np.random.default_rng(k).integers(-12, 20, 5 * M * N).astype("int32") for k in (1, 2))
+ROWS, COLS = (np.random.default_rng(k).integers(-12, 20, 5 * M * N).astype("int32") for k in (1, 2))
 """Some indices are negative, and some outside of the table."""
 
 
 @pytest.mark.parametrize("f", [between, pulled, filled, jax.grad(between)])
 def test_rows_that_are_looked_up_and_added_to_a_table(f):
-    check(f, X, I, J, lookups=True)
-    check(f, X, I, J, splits=False)
+    check(f, X, ROWS, COLS, lookups=True)
+    check(f, X, ROWS, COLS, splits=False)
 
 
 def test_rows_at_two_indices_are_looked_up_by_column():
-    new = by_columns(lower(trace(of_two_indices, X, I, J)), LARGE, lookups=True)
+    new = by_columns(lower(trace(of_two_indices, X, ROWS, COLS)), LARGE, lookups=True)
     (gather,) = {eqn.out_avals[0].shape for eqn in new.equations if eqn.primitive.name == "gather"}
-    assert gather == I.shape
-    (got,) = evaluated(new, (X, I, J))
-    np.testing.assert_allclose(got, of_two_indices(X, I, J), rtol=1e-6)
+    assert gather == ROWS.shape
+    (got,) = evaluated(new, (X, ROWS, COLS))
+    np.testing.assert_allclose(got, of_two_indices(X, ROWS, COLS), rtol=1e-6)
 
 
 NOT_BY_COLUMN = {
@@ -178,7 +178,7 @@ NOT_BY_COLUMN = {
 
 @pytest.mark.parametrize("why", NOT_BY_COLUMN)
 def test_lookups_that_are_left_alone(why):
-    check(NOT_BY_COLUMN[why], X, I, J, splits=False, lookups=True)
+    check(NOT_BY_COLUMN[why], X, ROWS, COLS, splits=False, lookups=True)
 
 
 def test_columns_are_those_of_the_points_and_not_of_what_is_broadcast():
