@@ -179,7 +179,12 @@ class _Candidates:
                 yield from self._worth_pricing(cone)
 
     def _worth_pricing(self, cone: set[int]) -> Iterable[Nodes]:
-        if is_one_loop(self.graph, cone) and any(self._prefers_loop[n] for n in cone):
+        if not is_one_loop(self.graph, cone) or not any(self._prefers_loop[n] for n in cone):
+            return
+        members = [self.graph.nodes[n] for n in cone]
+        # Tiled kernels, too, reduce a few elements: a loop does so beside what they cannot hold.
+        reduces_few = any(node.kind == OpKind.REDUCTION and not self._ends(node) for node in members)
+        if not reduces_few or any(self.device.backend not in node.backends for node in members):
             yield tuple(sorted(cone))
 
     def _end_of(self, n: int) -> int:
