@@ -72,7 +72,8 @@ def estimate(
     scan_ps = fresh = sums_ps = latency_ps = step_ps = 0
     if spec.tiles_visited:  # tiles may be skipped only if no array has an infinity: each is scanned for one
         scanned = {access.value for access in spec.reads}
-        scan_ps = device.launch_ps * len(scanned)
+        # By one reduction each; then one more kernel makes the table of tiles.
+        scan_ps = device.launch_ps * (len(scanned) * device.capabilities.reduction_loop_kernels + 1)
         scan_ps += time_ps(sum(graph.values[v].nbytes for v in scanned), device.hbm_bytes_per_s)
     if not spec.axes and matrix_ps:
         products = [graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix]

@@ -1,7 +1,8 @@
 """Simplify flat programs: constant folding, value numbering, known values as inputs.
 
 Constant folding replaces an operation on scalar literals alone (``n - ddof`` in ``jnp.var``) by a literal.
-Empty arrays are left out of concatenations (``lax.associative_scan`` has some).
+Empty arrays are left out of concatenations (``lax.associative_scan`` has some), and reductions of single
+elements are reshapes.
 Value numbering finds the values of one program that another computes, too: two values are the same if they
 are the same expression of the same inputs (Cocke and Schwartz, 1970). Such a value can be an input
 (``given``).
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, live
@@ -24,6 +26,8 @@ from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, live
 _FOLDED = {"abs", "add", "ceil", "convert_element_type", "div", "eq", "exp", "floor", "ge", "gt"}
 _FOLDED |= {"integer_pow", "le", "log", "lt", "max", "min", "mul", "ne", "neg", "not", "and", "or"}
 _FOLDED |= {"pow", "rsqrt", "select_n", "sign", "sqrt", "square", "sub"}
+
+_REDUCTIONS = {"reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"}
 
 _EXACT: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -44,8 +48,9 @@ _EXACT_FLOATS: dict[str, Callable[..., Any]] = {"div": np.divide, "sqrt": np.sqr
 
 
 def fold(flat: Flat) -> Flat:
-    """The program without operations on scalar literals, and without empty operands of concatenations; the
-    same object if it has neither."""
+    """The program without operations on scalar literals, without empty operands of concatenations, and with
+    reshapes in the place of reductions of single elements, as XLA has it; the same object if it has none of
+    them."""
     known: dict[int, Operand] = {}
     values: dict[Any, Any] = {}
     equations: list[Equation] = []
@@ -57,6 +62,10 @@ def fold(flat: Flat) -> Flat:
         inputs = tuple([read(v) for v in eqn.inputs]) if known else eqn.inputs
         if _is_folded(eqn, inputs):
             known[eqn.outputs[0]] = _literal(eqn, inputs, values)
+            continue
+        if _is_of_single_elements(eqn):
+            params = {"dimensions": tuple(sorted(eqn.params["axes"]))}
+            equations.append(replace(eqn, primitive=lax.squeeze_p, params=params, inputs=inputs))
             continue
         filled = _filled(eqn)
         if len(filled) == 1 < len(inputs):
@@ -76,6 +85,14 @@ def _is_folded(eqn: Equation, inputs: tuple[Operand, ...]) -> bool:
     if eqn.primitive.name not in _FOLDED or not all(isinstance(v, Literal) for v in inputs):
         return False
     return all(getattr(aval, "shape", None) == () for aval in (*eqn.in_avals, *eqn.out_avals))
+
+
+def _is_of_single_elements(eqn: Equation) -> bool:
+    """Whether it reduces dimensions of size one alone."""
+    if eqn.primitive.name not in _REDUCTIONS or eqn.is_set_apart:
+        return False
+    (aval,), axes = eqn.in_avals, eqn.params["axes"]
+    return bool(axes) and all(aval.shape[a] == 1 for a in axes)
 
 
 def _filled(eqn: Equation) -> Sequence[int]:

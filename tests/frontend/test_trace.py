@@ -11,7 +11,7 @@ import pytest
 
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.simplify import fold, folded
-from fuseplan.frontend.trace import Literal, trace
+from fuseplan.frontend.trace import Literal, evaluator, trace
 from fuseplan.runtime.executor import make_runner
 from fuseplan.settings import make_options
 from tests.helpers.arrays import ramp
@@ -78,6 +78,22 @@ def test_empty_arrays_are_left_out_of_concatenations():
         got = make_runner(lowered, plan, platform="cpu", interpret=True)(x, x[:0])
         for a, b in zip(got, f(x, x[:0]), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_reductions_of_single_elements_are_reshapes_as_xla_has_them():
+    """A zero keeps its sign."""
+
+    def f(x):
+        return x.sum(1), x.max(1), jnp.all(x > 0, 1), x.sum(0)
+
+    x = np.float32([[-0.0], [np.nan], [2]])
+    flat = fold(trace(f, x))
+    reduced = [e for e in flat.equations if e.primitive.name.startswith("reduce")]
+    assert [e.params["axes"] for e in reduced] == [(0,)]
+    got = jax.jit(evaluator(flat.equations, flat.inputs, flat.outputs))(x)
+    for ours, theirs in zip(got, jax.jit(f)(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(np.copysign(1, ours), np.copysign(1, theirs))
 
 
 def test_the_same_twice_is_one_operation():

@@ -1,0 +1,190 @@
+"""Count the kernels of plans that XLA's compiler leaves as they were planned.
+
+    python -m experiments.what_runs --devices h200,tpu_v5e --out what_runs.csv
+
+A plan's kernels run in one program, which XLA compiles: those of Pallas as they are, and each group that is
+left to XLA by its own rules, which may merge it with a neighbour or divide it. The program of each workload's
+plan is compiled for devices that are not present, with each kernel's operations named after it, and the
+kernels of the module are read. A kernel is *as planned* if the module's kernels that compute any of it
+compute nothing else, and are as many as were planned. Needs the extra ``aot``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import fuseplan
+from costmodel.graph import Graph, OpKind
+from costmodel.xla_loops import is_one_loop
+from experiments.rows import RowFile
+from fuseplan.bench import machine_columns, print_table, progress
+from fuseplan.codegen import emit
+from fuseplan.codegen.single_pass import live_ins
+from fuseplan.frontend.trace import Literal, literal_array, run_equations
+from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
+from fuseplan.planners.hlo.module import SCOPE, read_module
+from fuseplan.public_plan import Plan
+from fuseplan.targets.compile_only import compile_for
+from fuseplan.workloads import WORKLOADS
+
+DEVICES = ("h200", "tpu_v5e")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The kernels of one plan, without those that only rename arrays."""
+
+    workload: str
+    device: str
+    kernels: int
+    as_planned: int
+    merged: int
+    """Kernels of whose operations a kernel of the module computes others, too."""
+    divided: int
+    """The other kernels of which there are more kernels, or fewer, in the module than were planned."""
+    beside: int
+    """Kernels of the module that compute nothing of the plan, such as copies."""
+    fuseplan: str
+    jax: str
+    jaxlib: str
+    python: str
+    date: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile each workload's plan for each device, and print the counts."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--devices", default=",".join(DEVICES), metavar="NAMES", help="such as h200")
+    parser.add_argument("--only", default=",".join(WORKLOADS), metavar="NAMES", help="these workloads")
+    parser.add_argument("--without", default="", metavar="NAMES", help="without these workloads")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="add the rows to this file")
+    chosen = parser.parse_args(arguments)
+    names = [name for name in chosen.only.split(",") if name not in chosen.without.split(",")]
+    cases = [(name, device) for device in chosen.devices.split(",") for name in names]
+    rows = []
+    with progress(len(cases)) as steps:
+        for name, device in cases:
+            steps.start(f"{name} for {device}")
+            row = counted(name, device)
+            rows.append(row)
+            if chosen.out:
+                RowFile(chosen.out, Row, lambda other, own=row: _key(other) != _key(own)).add(row)
+            steps.done()
+    head = ("workload", "device", "kernels", "as planned", "merged", "divided", "beside")
+    lines = [(r.workload, r.device, r.kernels, r.as_planned, r.merged, r.divided, r.beside) for r in rows]
+    print_table(head, [tuple(map(str, line)) for line in lines], right=range(2, len(head)))
+    return 0
+
+
+def _key(row: Row) -> tuple[str, str, str]:
+    return row.workload, row.device, row.jax
+
+
+def counted(name: str, device: str) -> Row:
+    """The row of a workload's plan for a device."""
+    f, args = WORKLOADS[name].build()
+    plan = fuseplan.make_plan(f, device=device)(*args)
+    machine = machine_columns()
+    versions = [str(machine[key]) for key in ("fuseplan", "jax", "jaxlib", "python", "date")]
+    return Row(name, device, *counts(plan), *versions)
+
+
+class Counts(NamedTuple):
+    """The counts of a ``Row``."""
+
+    kernels: int
+    as_planned: int
+    merged: int
+    divided: int
+    beside: int
+
+
+def counts(plan: Plan) -> Counts:
+    """Compile a plan's program, and compare the module's kernels with the plan's."""
+    graph, found = plan.graph, compiled_kernels(plan)
+    own = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    hosts: dict[int, set[int]] = {}
+    """For each operation as traced, the kernels that compute a copy of it."""
+    for n, k in own.items():
+        hosts.setdefault(_origin(graph, n), set()).add(k)
+    alone: dict[int, list[bool]] = {k: [] for k, kernel in enumerate(plan.kernels) if kernel.cost.time_ps}
+    """For each kernel, without those that only rename arrays, whether each of the module's kernels that
+    compute any of it computes nothing else."""
+    for made in found:
+        named = Counter(own[n] for n in made.computes)
+        # XLA computes equal operations once, and gives them the name of one.
+        whole = [k for k in named if all(k in hosts[_origin(graph, n)] for n in made.computes)]
+        for k in [max(whole, key=named.__getitem__)] if whole else named:
+            if k in alone:
+                alone[k].append(bool(whole))
+    merged = sum(not all(each) for each in alone.values())
+    divided = sum(all(each) and not _has_launches(plan, k, len(each)) for k, each in alone.items())
+    beside = sum(not made.computes for made in found)
+    # XLA's copies have no name. They stand for the steps that only move data, as many as there are.
+    copies = min(beside, sum(not each and _moves(plan, k) for k, each in alone.items()))
+    divided, beside = divided - copies, beside - copies
+    return Counts(len(alone), len(alone) - merged - divided, merged, divided, beside)
+
+
+def _moves(plan: Plan, k: int) -> bool:
+    return all(plan.graph.nodes[n].kind == OpKind.INJECTIVE for n in plan.kernels[k].spec.nodes)
+
+
+def _origin(graph: Graph, n: int) -> int:
+    return graph.origins[n] if graph.origins else n
+
+
+def _has_launches(plan: Plan, k: int, n: int) -> bool:
+    """Whether kernel ``k`` was planned as ``n`` launches. One operation of XLA's, such as a sort, may take
+    any number."""
+    kernel = plan.kernels[k]
+    is_step = kernel.spec.backend == "xla" and not is_one_loop(plan.graph, kernel.spec.nodes)
+    if is_step:
+        return n > 0
+    scanned = {access.value for access in kernel.spec.reads} if kernel.spec.tiles_visited else ()
+    more = len(scanned) * plan.device.capabilities.reduction_loop_kernels + bool(scanned)
+    return n == kernel.cost.launch_ps // plan.device.launch_ps + more
+
+
+def compiled_kernels(plan: Plan) -> tuple[HloKernel, ...]:
+    """The kernels of the module that XLA makes of a plan. Each names the nodes of the plan that it computes;
+    one of Pallas' names its first."""
+    program, run = plan.lowered, _labelled(plan)
+    avals = [program.avals[v] for v in program.graph.inputs[len(program.consts) :]]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    compiled = compile_for(lambda *args: run(*program.consts, *args), *shapes, device=plan.device.name)
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return read_kernels(read_module(module.as_serialized_hlo_module_proto()))
+
+
+def _labelled(plan: Plan) -> Callable[..., list[Any]]:
+    """The plan's kernels as a function of flat arrays, each node or kernel of Pallas' in a named scope with
+    its number."""
+    program = plan.lowered
+
+    def run(*flat: Any) -> list[Any]:
+        values: dict[int, Any] = dict(zip(program.graph.inputs, flat, strict=True))
+        for kernel in plan.kernels:
+            spec = kernel.spec
+            if spec.backend == "xla":
+                for n in spec.nodes:
+                    with jax.named_scope(f"{SCOPE}{n}"):
+                        run_equations([program.equations[n]], values)
+                continue
+            with jax.named_scope(f"{SCOPE}{spec.nodes[0]}"):
+                results = emit(spec, program)(*(values[v] for v in live_ins(spec)))
+            values.update(zip((access.value for access in spec.writes), results, strict=True))
+        return [literal_array(o) if isinstance(o, Literal) else values[o] for o in program.outputs]
+
+    return run
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
