@@ -506,6 +506,21 @@ def _jax_tests(rows: list[Record]) -> str:
     return _markdown(head, [*lines, ["all", *total]])
 
 
+def _what_runs(rows: list[Record]) -> str:
+    """By device, how many of the plans' kernels XLA leaves as they are, and in which workloads it does not."""
+    names = ("kernels", "as_planned", "merged", "divided", "beside")
+    lines = []
+    for device in dict.fromkeys(row["device"] for row in rows):
+        own = [row for row in rows if row["device"] == device]
+        total = {name: sum(int(row[name]) for row in own) for name in names}
+        others = sorted(own, key=lambda row: int(row["as_planned"]) - int(row["kernels"]))
+        most = [f"`{row['workload']}`" for row in others[:5] if row["as_planned"] != row["kernels"]]
+        share = f"{100 * total['as_planned'] / total['kernels']:.0f} %"
+        lines.append([device, *(f"{total[name]:,}" for name in names), share, ", ".join(most)])
+    head = ["device", "kernels", "as planned", "merged", "divided", "beside", "share", "most others in"]
+    return _markdown(head, lines)
+
+
 _STUDY = "python -m experiments.greedy_vs_solver"
 TABLES = {
     "headline": Table("greedy_vs_solver.csv", _STUDY, _headline, measured=False),
@@ -525,6 +540,12 @@ TABLES = {
         "python -m experiments.sharded --out experiments/results/sharded.csv",
         _sharded,
         measured=True,
+    ),
+    "what_runs": Table(
+        "what_runs.csv",
+        "python -m experiments.what_runs --without gpt2_train_24 --out experiments/results/what_runs.csv",
+        _what_runs,
+        measured=False,
     ),
     "jax_tests": Table(
         "jax_tests.csv",
