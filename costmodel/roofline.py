@@ -23,7 +23,7 @@ from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.traffic import bytes_moved
-from costmodel.xla_loops import SCATTERS, ends_loop, evaluations_in_loop, is_one_loop
+from costmodel.xla_loops import ends_loop, evaluations_in_loop, is_one_loop, is_scatter
 
 _NOTHING = Compiled(0, 0, 0)
 """The result of compilation of nodes for which XLA emits no kernel."""
@@ -72,8 +72,7 @@ def estimate(
     scan_ps = fresh = sums_ps = latency_ps = step_ps = 0
     if spec.tiles_visited:  # tiles may be skipped only if no array has an infinity: each is scanned for one
         scanned = {access.value for access in spec.reads}
-        # By one reduction each; then one more kernel makes the table of tiles.
-        scan_ps = device.launch_ps * (len(scanned) * device.capabilities.reduction_loop_kernels + 1)
+        scan_ps = device.launch_ps * scan_launches(spec, device)
         scan_ps += time_ps(sum(graph.values[v].nbytes for v in scanned), device.hbm_bytes_per_s)
     if not spec.axes and matrix_ps:
         products = [graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix]
@@ -177,8 +176,16 @@ def _rate_of(graph: Graph, node: Node, spec: KernelSpec) -> str:
     return dtypes_of[0] + (TRANSPOSED if is_copied else "")
 
 
+def scan_launches(spec: KernelSpec, device: DeviceSpec) -> int:
+    """The launches before a kernel that skips tiles: a reduction of each array that it reads, which looks for
+    infinities, and one that makes the table of tiles; 0 if it skips none."""
+    if not spec.tiles_visited:
+        return 0
+    return len({access.value for access in spec.reads}) * device.capabilities.reduction_loop_kernels + 1
+
+
 def _is_reduced_in_blocks(graph: Graph, node: Node, device: DeviceSpec) -> bool:
-    return node.op not in SCATTERS and ends_loop(graph, node, device.capabilities)
+    return not is_scatter(node) and ends_loop(graph, node, device.capabilities)
 
 
 def _is_loop_of_xla(graph: Graph, spec: KernelSpec) -> bool:

@@ -23,6 +23,9 @@ SCATTERS = frozenset({"scatter-add"})
 _LOOP = 0
 """The index of the loop itself."""
 
+_COMBINED = -1
+"""In the place of an operand: the elements that an inner reduction combines."""
+
 
 def evaluations_in_loop(
     graph: Graph, nodes: tuple[int, ...], most_indices: int
@@ -44,7 +47,8 @@ def evaluations_in_loop(
     read: dict[int, dict[int, int]] = {n: {} for n in nodes}
     """By node and index, the elements that are evaluated."""
     names: dict[tuple[int, int, int], int] = {}
-    """The number of each index: of a mover, its operand, and the index at which the mover is evaluated."""
+    """The number of each index: of a mover, its operand (``_COMBINED`` of an inner reduction), and the index
+    at which it is evaluated."""
     found: dict[int, tuple[int, int]] = {}
     for n in reversed(nodes):
         node, own = graph.nodes[n], read[n]
@@ -52,7 +56,9 @@ def evaluations_in_loop(
         is_inner = node.kind == OpKind.REDUCTION and bool(own)
         if is_inner:  # Each element that is read combines elements at indices of their own.
             each = size // max(_made(graph, node), 1)
-            own = {names.setdefault((n, -1, i), len(names) + 1): count * each for i, count in own.items()}
+            read_at, own = own, {}
+            for index, count in read_at.items():
+                own[names.setdefault((n, _COMBINED, index), len(names) + 1)] = count * each
         if not results.isdisjoint(node.outputs) or (node.kind == OpKind.REDUCTION and not is_inner):
             own[_LOOP] = max(own.get(_LOOP, 0), size)
         if len(own) > most_indices:
@@ -94,16 +100,22 @@ def elements_read(graph: Graph, node: Node) -> float:
     return read / max(graph.values[node.outputs[0]].size, 1)
 
 
+def is_scatter(node: Node) -> bool:
+    """Whether a node adds updates to any places of a table, by which a loop of XLA's ends."""
+    return node.op in SCATTERS and node.kind == OpKind.REDUCTION
+
+
 def ends_loop(graph: Graph, node: Node, can: Backend) -> bool:
     """Whether a loop of XLA's for the device of a backend ends at a node: a scatter, or a reduction, but for
     one of few elements if its loops hold those (``Backend.loop_reductions``)."""
-    if node.kind != OpKind.REDUCTION or node.op in SCATTERS:
+    if node.kind != OpKind.REDUCTION or is_scatter(node):
         return node.kind == OpKind.REDUCTION
     return not can.loop_reductions or elements_read(graph, node) >= MIN_REDUCED_ELEMENTS
 
 
 def _combined(node: Node) -> int:
-    """The elements that a reduction combines: of a scatter the updates, which are its last operand."""
+    """The elements that a reduction combines, those of its last operand: of a scatter the updates, and of a
+    lookup of one element a row the indices."""
     return prod(node.dims[d] for d in {d for dims in node.input_maps[-1] for d in dims})
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import operator
 import os
 import re
 import shlex
@@ -188,7 +189,7 @@ def provenance(rows: Sequence[Record], head: str, path: Path, measured: bool) ->
     """
     if not rows:
         raise NoProvenanceError(f"{path} has no rows")
-    versions = _all_of(rows, _versions)
+    versions = _versions(rows)
     dates = _all_of(rows, lambda row: row.get("date", "")[:10])
     if not dates and (found := re.search(r"\d{4}-\d\d-\d\d", head or _beside(path))):
         dates = found[0]
@@ -205,10 +206,11 @@ def provenance(rows: Sequence[Record], head: str, path: Path, measured: bool) ->
     return "; ".join(parts)
 
 
-def _versions(row: Record) -> str:
-    if row.get("fuseplan") and row.get("jax"):
-        return f"fuseplan {row['fuseplan']}; jax {row['jax']}"
-    return row.get("versions", "")
+def _versions(rows: Sequence[Record]) -> str:
+    if all(row.get("fuseplan") and row.get("jax") for row in rows):
+        own, jax = (_all_of(rows, operator.itemgetter(name)) for name in ("fuseplan", "jax"))
+        return f"fuseplan {own}; jax {jax}"
+    return _all_of(rows, lambda row: row.get("versions", ""))
 
 
 def _all_of(rows: Sequence[Record], value: Callable[[Record], str]) -> str:
@@ -507,7 +509,7 @@ def _jax_tests(rows: list[Record]) -> str:
 
 
 def _what_runs(rows: list[Record]) -> str:
-    """By device, how many of the plans' kernels XLA leaves as they are, and in which workloads it does not."""
+    """By device, how many of the plans' kernels XLA leaves as they are, and where it changes most."""
     names = ("kernels", "as_planned", "merged", "divided", "beside")
     lines = []
     for device in dict.fromkeys(row["device"] for row in rows):

@@ -22,6 +22,7 @@ import jax
 
 import fuseplan
 from costmodel.graph import Graph, OpKind
+from costmodel.roofline import scan_launches
 from costmodel.xla_loops import is_one_loop
 from experiments.rows import RowFile
 from fuseplan.bench import machine_columns, print_table, progress
@@ -148,9 +149,8 @@ def _has_launches(plan: Plan, k: int, n: int) -> bool:
     is_step = kernel.spec.backend == "xla" and not is_one_loop(plan.graph, kernel.spec.nodes)
     if is_step:
         return n > 0
-    scanned = {access.value for access in kernel.spec.reads} if kernel.spec.tiles_visited else ()
-    more = len(scanned) * plan.device.capabilities.reduction_loop_kernels + bool(scanned)
-    return n == kernel.cost.launch_ps // plan.device.launch_ps + more
+    before = scan_launches(kernel.spec, plan.device)
+    return n == kernel.cost.launch_ps // plan.device.launch_ps + before
 
 
 def compiled_kernels(plan: Plan) -> tuple[HloKernel, ...]:

@@ -40,7 +40,7 @@ from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
 from fuseplan.support.collector import paused_collector
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.shared import sharing
+from fuseplan.support.memo import memo_scope
 from fuseplan.support.work import (
     DIVISION,
     ONLY_LOOPS,
@@ -75,7 +75,7 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionP
 
 
 @paused_collector()
-@sharing()
+@memo_scope()
 def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> FusionPlan:
     """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``): the faster plan.
 

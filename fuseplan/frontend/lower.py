@@ -19,7 +19,7 @@ from fuseplan.frontend.ops.rule import Rule, Space
 from fuseplan.frontend.simplify import fold
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
 from fuseplan.support.errors import ExtensionError, FuseplanError, UnsupportedOperationError
-from fuseplan.support.shared import shared
+from fuseplan.support.memo import memoised
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Lowered:
     """The primitives without a rule, and how often each occurs."""
 
 
-@shared
+@memoised
 def lower(flat: Flat, *, strict: bool = False) -> Lowered:
     """Build the graph of a function's equations. An equation without a rule becomes an OPAQUE node.
 

@@ -22,7 +22,7 @@ from jax import numpy as jnp
 from fuseplan.frontend.ops.reduction import accumulator, highest, lowest
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, live, trace
 from fuseplan.support import jax_compat
-from fuseplan.support.shared import shared
+from fuseplan.support.memo import memoised
 
 LEAST_BYTES = 32 << 20
 """Smaller stacks stay as they are: a cache may hold them, and allocators keep their memory for the next run
@@ -140,7 +140,7 @@ def _finished(total: Total) -> Any:
     return jnp.where(jnp.isfinite(whole), whole + rounded[0], whole) if rounded else whole
 
 
-@shared
+@memoised
 def with_lean_scans(flat: Flat) -> Flat:
     """``flat``, whose scans stack no large array that is only reduced over the steps, and slice none that is
     the same in each; ``flat`` itself if there is nothing to change.

@@ -20,7 +20,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.rewrite import EquationRewriter
 from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive
-from fuseplan.support.shared import shared
+from fuseplan.support.memo import memoised
 
 _MAX_ROW = 4
 """Elements of a short row on a CPU: of 32 bits, they fill one vector register of 16 bytes at most."""
@@ -33,15 +33,15 @@ _COMBINES: dict[str, Primitive] = {
 }
 
 
-@shared
+@memoised
 def by_columns(
     lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW, lookups: bool = False
 ) -> Lowered | None:
     """Compute arrays of at least ``min_bytes`` column by column, if their rows have at most ``max_row``
     elements; None where ``lowered`` has none.
 
-    With ``lookups``, rows that a gather takes from a table or a scatter adds to one are columns, too: a GPU
-    looks up each element by itself, and a CPU a row at once.
+    With ``lookups``, rows that a gather takes from a table or a scatter adds to one are columns, too. A CPU
+    takes a row at once; kernels of GPUs and TPUs hold no lookups, and compute what follows by columns.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -83,8 +83,8 @@ def _split(lowered: Lowered, min_bytes: int, max_row: int, lookups: bool) -> fro
         return not whole and all(takes_columns(eqn, v) for eqn in readers[v])
 
     def takes_columns(eqn: Equation, v: int) -> bool:
-        if v in eqn.inputs[1:] and v not in _rows_of(eqn):
-            return False  # as the indices of a gather
+        if eqn.primitive.name == "gather" and v in eqn.inputs[1:]:
+            return False  # as its indices
         if _by_column(eqn):
             return split.issuperset(eqn.outputs)
         return _reduces(eqn, max_row) or (lookups and _scatters(eqn, v, max_row))
@@ -111,11 +111,16 @@ def _has_short_rows(aval: Any, max_row: int) -> bool:
 
 
 def _by_column(eqn: Equation) -> bool:
-    """Whether each column of its results depends on the same column of ``_rows_of`` it, and on no other."""
+    """Whether column k of each result depends on column k alone of the operands that have rows
+    (``_rows_of``)."""
     if eqn.effects or eqn.is_set_apart:
         return False
-    is_gather = eqn.primitive.name == "gather" and _moves_rows(eqn)
-    return eqn.primitive.name == "broadcast_in_dim" or is_gather or rule_of(eqn).kind == OpKind.ELEMENTWISE
+    if eqn.primitive.name == "gather":
+        return _moves_rows(eqn)
+    if eqn.primitive.name == "broadcast_in_dim":
+        return True
+    # Random bits depend on the place of an element in the whole array.
+    return "shape" not in eqn.params and rule_of(eqn).kind == OpKind.ELEMENTWISE
 
 
 def _rows_of(eqn: Equation) -> Sequence[Operand]:
@@ -134,7 +139,7 @@ def _moves_rows(eqn: Equation) -> bool:
     else:
         rows, windows, collapsed = eqn.in_avals[2], numbers.update_window_dims, numbers.inserted_window_dims
         indexed = numbers.scatter_dims_to_operand_dims
-    if not windows or windows[-1] != rows.ndim - 1:
+    if table.ndim < 2 or not windows or windows[-1] != rows.ndim - 1:
         return False
     is_window = table.ndim - 1 not in (*collapsed, *indexed, *numbers.operand_batching_dims)
     return is_window and rows.shape[-1] == table.shape[-1]

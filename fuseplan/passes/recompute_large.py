@@ -27,13 +27,13 @@ from fuseplan.schedule.nests.regions import (
 )
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.support.digraph import reachable
-from fuseplan.support.shared import shared
+from fuseplan.support.memo import memoised
 
 Copies = dict[Nodes, Nodes]
 """For each set of readers, the operations that are copied for them."""
 
 
-@shared
+@memoised
 def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
     """``lowered`` with values of at least ``min_bytes`` rematerialised for distant readers; None where there
     is nothing to copy."""

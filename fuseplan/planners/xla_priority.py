@@ -26,7 +26,7 @@ from math import inf
 from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
 from costmodel.graph import Graph, Node, OpKind
-from costmodel.xla_loops import MIN_REDUCED_ELEMENTS, SCATTERS, elements_read, evaluations_in_loop
+from costmodel.xla_loops import MIN_REDUCED_ELEMENTS, elements_read, evaluations_in_loop, is_scatter
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
@@ -123,7 +123,7 @@ class _Queue:
                     self.fusions[maker].users.add(node.id)
                     self.fusions[node.id].operands.add(maker)
         for fusion in self.fusions.values():
-            reduces = fusion.root.op not in SCATTERS
+            reduces = not is_scatter(fusion.root)
             fusion.reduces = reduces and elements_read(self.graph, fusion.root) >= MIN_REDUCED_ELEMENTS
             fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
         self._numbers = itertools.count(len(self.graph.nodes))
@@ -207,9 +207,9 @@ class _Queue:
             return False
         if not _is_loop(producer.root) or not _is_loop(user.root):
             return False
-        if producer.root.op in SCATTERS:
+        if is_scatter(producer.root):
             return False
-        if user.root.op in SCATTERS and user.root.inputs[0] in producer.root.outputs:
+        if is_scatter(user.root) and user.root.inputs[0] in producer.root.outputs:
             return False  # It is updated in place.
         if producer.reduces:
             if user.reduces:

@@ -50,7 +50,7 @@ from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support import jax_compat
 from fuseplan.support.collector import paused_collector
 from fuseplan.support.errors import FuseplanError, FuseplanWarning, first_line
-from fuseplan.support.shared import sharing
+from fuseplan.support.memo import memo_scope
 
 fused_p = Primitive("fused")
 fused_p.multiple_results = True
@@ -169,7 +169,7 @@ def planned(flat: Flat, settings: Settings, only_loops: bool = False) -> FusionP
 
 
 @paused_collector()
-@sharing()
+@memo_scope()
 def plan_to_run(flat: Flat, settings: Settings) -> FusionPlan | None:
     """The plan by which a program runs; None if it runs by JAX's own operations."""
     if not is_screened(settings.options):

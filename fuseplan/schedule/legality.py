@@ -38,6 +38,7 @@ from costmodel.xla_loops import (
     ends_loop,
     epilogues_of_product,
     is_library_call,
+    is_scatter,
     is_written_before,
     repeated_in_loop,
 )
@@ -106,8 +107,9 @@ def refuse_loop(
     """
     members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
     edge = edge or boundary(graph, nodes)
-    scatters = SCATTERS if can.loop_scatters else frozenset()
-    refused = _barriers(graph, members, "xla", can.loop_generators | scatters)
+    # Of those that add to one place of each row, no loop is known.
+    may_scatter = can.loop_scatters and all(is_scatter(n) for n in members if n.op in SCATTERS)
+    refused = _barriers(graph, members, "xla", can.loop_generators | (SCATTERS if may_scatter else set()))
     may_be_product = refused is None and can.fuses_epilogues and len(edge.writes) == 1
     if may_be_product and any(nodes in epilogues_of_product(graph, n) for n in nodes):
         return None
@@ -257,7 +259,7 @@ def _loop_ends(members: list[Node], ends: list[Node], may_hold: Collection[str] 
 
 def _tables(graph: Graph, members: list[Node], edge: Boundary) -> Verdict | None:
     """A loop that ends in a scatter writes one table, which it reads from memory."""
-    for node in (n for n in members if n.op in SCATTERS):
+    for node in filter(is_scatter, members):
         if len(edge.writes) > 1:
             return Verdict("backend", f"{node.op} ends a loop that writes nothing else", (node.id,))
         maker = graph.values[node.inputs[0]].producer

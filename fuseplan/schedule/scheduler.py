@@ -56,7 +56,7 @@ from fuseplan.schedule.tilings import Rank, Tiles, tilings
 from fuseplan.schedule.xla_loops import XlaLoops, faster
 from fuseplan.support.errors import Verdict
 from fuseplan.support.lru import LruCache
-from fuseplan.support.shared import shared
+from fuseplan.support.memo import memoised
 
 CACHED_AXES = 1_000
 """Groups whose axes are cached: a search asks for a group's legality, size and price in turn."""
@@ -459,13 +459,12 @@ class Scheduler(Pricing):
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
 
 
-@shared
+@memoised
 def make_scheduler(program: Lowered, device: DeviceSpec, features: Features) -> Scheduler:
-    """The scheduler of ``program``; within ``fuseplan.support.shared.sharing`` there is one."""
+    """Make the scheduler of ``program``; within a ``memo_scope`` there is one."""
     return Scheduler(program.graph, device, program, features)
 
 
 def whole_floor_ps(plan: FusionPlan) -> int:
     """Picoseconds that no plan of ``plan``'s graph beats, whatever shares a kernel."""
-    scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
-    return scheduler.floor(tuple(range(len(plan.graph.nodes))))
+    return make_scheduler(plan.lowered, plan.device, plan.features).floor(tuple(range(len(plan.graph.nodes))))

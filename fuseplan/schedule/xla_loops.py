@@ -19,7 +19,7 @@ from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, Node, OpKind, boundary
 from costmodel.memory import least_array_bytes
 from costmodel.roofline import estimate
-from costmodel.xla_loops import SCATTERS, ends_loop, epilogues_of_product, is_one_loop, repeated_in_loop
+from costmodel.xla_loops import ends_loop, epilogues_of_product, is_one_loop, is_scatter, repeated_in_loop
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.legality import refuse_loop
@@ -243,7 +243,7 @@ class _Candidates:
     def _fused_operands(self, n: int) -> Sequence[int]:
         """The operands that a loop may compute for node ``n``: not the table of a scatter."""
         node = self.graph.nodes[n]
-        return node.inputs[1:] if node.op in SCATTERS else node.inputs
+        return node.inputs[1:] if is_scatter(node) else node.inputs
 
     def _ends(self, node: Node) -> bool:
         """Whether a loop ends at a node."""

@@ -17,7 +17,8 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from operator import neg, sub
+from functools import reduce
+from operator import neg, or_, sub
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
@@ -156,20 +157,24 @@ def _is_cheaper(price: Price, others: Iterable[Price | Verdict]) -> bool:
 def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
     """``groups`` with each offered group that is cheaper than what it replaces. What is left of a group that
     it takes a part of stays together where that is cheaper. Offers end where ``space.book`` is late."""
-    gains = True
-    while gains:  # What an offer leaves together may make another one worth its price.
-        gains = False
+    changed = space.everything
+    while changed:  # What an offer leaves together may make another one worth its price.
+        tried, changed = changed, 0
         for offer in space.offers:
             if space.book.is_late():
                 return groups
-            if offer in groups or not isinstance(space.price(offer), Price):
+            if not offer & tried or offer in groups or not isinstance(space.price(offer), Price):
                 continue
             apart = [mask for mask in groups if mask & offer]
             left = [part for mask in apart for part in connected_parts(mask & ~offer, space.neighbours)]
-            rest = [mask for part in left for mask in _together_or_apart(space, part)]
-            new = [mask for mask in groups if not mask & offer] + [offer, *rest]
-            if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
-                groups, gains = new, True
+            kept = [mask for mask in groups if not mask & offer]
+            together = [mask for part in left for mask in _together_or_apart(space, part)]
+            singles = [1 << i for part in left for i in bits(part)]
+            for rest in (together, singles):  # What stays together may wait for the offer and be waited for.
+                new = [*kept, offer, *rest]
+                if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
+                    groups, changed = new, changed | reduce(or_, apart)
+                    break
     return groups
 
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.one_python
 
 M, N = 9, 14
 X, Y, B = (np.float32(normal(*shape, seed=i)) for i, shape in enumerate([(M, 3), (N, 3), (N,)]))
+KEY = jax.random.key(0)
 LARGE = 4 * M * N
 """Bytes from which on an array is large here: that of all pairs."""
 
@@ -124,6 +125,8 @@ def refused():
             KEY,
         ),
         "set apart": (set_apart, X, Y),
+        "random bits": (lambda k, x: (jax.random.bits(k, (M * N, 3)) >> 1).max(-1), KEY, X),
+        "random numbers": (lambda k, x: (jax.random.uniform(k, (M * N, 3)) * 2).max(-1), KEY, X),
         "small": (lambda x: (x * 2).sum(-1), X),
     }
 
@@ -168,10 +171,23 @@ def test_rows_at_two_indices_are_looked_up_by_column():
     np.testing.assert_allclose(got, of_two_indices(X, ROWS, COLS), rtol=1e-6)
 
 
+def own_index(x, i, j):
+    y = jnp.broadcast_to(i[:2] % 3, (20, 30, 2)) * 1
+    numbers = jax.lax.GatherDimensionNumbers((2,), (0, 1), (0, 1))
+    return (jax.lax.gather(y, y, numbers, (1, 1, 2)) * 2).sum(-1)
+
+
 NOT_BY_COLUMN = {
     "columns are indexed": lambda x, i, j: jnp.sin(x[i, j[:, None] % 3]).sum(-1) + x[i][:, 0].sum(),
     "the table is as large": lambda x, i, j: jnp.zeros((40 * M * N, 3)).at[i].add(x[j] * 2),
     "a row is an index": lambda x, i, j: jnp.arange(50.0)[(x[i] * 3).astype("int32")].sum(-1),
+    "the table is its index": own_index,
+    "one row is added to": lambda x, i, j: jax.lax.scatter_add(
+        jnp.zeros(3),
+        jnp.zeros((5 * M * N, 0), "int32"),
+        x[i] * 2,
+        jax.lax.ScatterDimensionNumbers((1,), (), ()),
+    ),
     "other rows are added": lambda x, i, j: jnp.zeros((9, 3)).at[:, i % 3].add(x[:, j % 3]),
 }
 

@@ -51,6 +51,16 @@ REFUSED = {
         lambda x: jnp.tanh(jax.lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME")),
         "tpu_v5e",
     ),
+    "xla kernels cannot contain scatter-add": (
+        lambda x: jax.grad(lambda x: jnp.take_along_axis(x, ROWS[:, None], 1).sum())(x)[1:] * 2,
+        "h200",
+    ),
+    "does not evaluate reduce_sum more than once": (
+        lambda x: jnp.tanh(x.reshape(-1, 8).sum(1))[:, None] + x.reshape(-1, 8),
+        "h200",
+    ),
+    "ends a loop at reduce_sum": (lambda x: jnp.tanh(x.reshape(-1, 16).sum(1)), "h200"),
+    "XLA ends a loop at": (lambda x: jnp.tanh(x.reshape(-1, 8).sum(1)), "tpu_v5e"),
     "writes nothing else": (lambda x: ((y := x * 2), x.at[ROWS].add(y)), "h200"),
     "writes the table of mul before": (lambda x: (x * 2).at[ROWS].add(x), "h200"),
     "cannot contain scatter-add": (lambda x: x.at[ROWS].add(x * 2), "tpu_v5e"),
@@ -77,6 +87,8 @@ def test_what_is_no_loop_says_why(reason):
         (lambda x: jnp.pad(x, 1) * 2, "h200"),
         (lambda x: jnp.tanh(x @ x), "h200"),
         (lambda x: x.at[ROWS].add(x * 2), "h200"),
+        (lambda x: jnp.tanh(x.reshape(-1, 8).sum(1)), "h200"),
+        (lambda x: x[ROWS].reshape(-1, 8).max(1) * 2, "h200"),
         (lambda x: jnp.tanh(x * 2 @ x.T + 1).max(1), "tpu_v5e"),
     ],
 )

@@ -1,58 +1,64 @@
-"""Compute once what several steps of one task ask for.
+"""Memoise functions for the length of a task: within ``memo_scope``, equal calls are computed once.
 
 Planning a program looks at equal things from several sides: a screen, quick plans, the search and other
-planners each need the graph, its rewritten forms and their prices. Within ``sharing``, functions marked
-``shared`` compute each of these once. Nothing is kept after it.
+planners each need the graph, its rewritten forms and their prices. Nothing is kept after the scope.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_results: ContextVar[dict[Hashable, tuple[Any, Any]] | None] = ContextVar("shared results", default=None)
+
+class _Scope(threading.local):
+    """The results of this thread's scope, with the first argument of each call; None outside of scopes."""
+
+    results: dict[Hashable, tuple[Any, Any]] | None = None
+
+
+_scope = _Scope()
 
 
 @contextmanager
-def sharing() -> Iterator[None]:
-    """Share results within this block, also with those that share around it. Each thread has its own.
+def memo_scope() -> Iterator[None]:
+    """Keep the results of ``memoised`` functions that this thread calls until the end of the block. A scope
+    within another one adds nothing.
 
     Example:
-        >>> @shared
+        >>> @memoised
         ... def numbers(text, sign):
         ...     return [sign * int(word) for word in text]
         >>> text = ["1", "2"]
-        >>> with sharing():
+        >>> with memo_scope():
         ...     print(numbers(text, -1) is numbers(text, -1), numbers(text, 1))
         True [1, 2]
         >>> numbers(text, 1) is numbers(text, 1)
         False
     """
-    if _results.get() is not None:
+    if _scope.results is not None:
         yield
         return
-    token = _results.set({})
+    _scope.results = {}
     try:
         yield
     finally:
-        _results.reset(token)
+        _scope.results = None
 
 
-def shared(f: F) -> F:
-    """``f``, which returns the same object for the same first argument (the object itself) and equal others
-    within ``sharing``. No caller may change it."""
-
+def memoised(f: F) -> F:
+    """Compute ``f`` once for each first argument, by its identity, and equal others, within ``memo_scope``.
+    No caller may change the result."""
     signature = inspect.signature(f)
 
     @functools.wraps(f)
     def once(*args: Any, **named: Any) -> Any:
-        results = _results.get()
+        results = _scope.results
         if results is None:
             return f(*args, **named)
         bound = signature.bind(*args, **named)
