@@ -545,7 +545,7 @@ TABLES = {
     ),
     "what_runs": Table(
         "what_runs.csv",
-        "python -m experiments.what_runs --without gpt2_train_24 --out experiments/results/what_runs.csv",
+        "python -m experiments.what_runs --out experiments/results/what_runs.csv",
         _what_runs,
         measured=False,
     ),

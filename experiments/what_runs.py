@@ -24,6 +24,7 @@ import fuseplan
 from costmodel.graph import Graph, OpKind
 from costmodel.roofline import scan_launches
 from costmodel.xla_loops import is_one_loop
+from experiments.greedy_vs_solver import ZOO
 from experiments.rows import RowFile
 from fuseplan.bench import machine_columns, print_table, progress
 from fuseplan.codegen import emit
@@ -33,7 +34,7 @@ from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
 from fuseplan.planners.hlo.module import SCOPE, read_module
 from fuseplan.public_plan import Plan
 from fuseplan.targets.compile_only import compile_for
-from fuseplan.workloads import WORKLOADS
+from fuseplan.workloads import get_workload
 
 DEVICES = ("h200", "tpu_v5e")
 
@@ -63,12 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compile each workload's plan for each device, and print the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--devices", default=",".join(DEVICES), metavar="NAMES", help="such as h200")
-    parser.add_argument("--only", default=",".join(WORKLOADS), metavar="NAMES", help="these workloads")
-    parser.add_argument("--without", default="", metavar="NAMES", help="without these workloads")
+    parser.add_argument("--only", default=",".join(ZOO), metavar="NAMES", help="these workloads")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="add the rows to this file")
     chosen = parser.parse_args(arguments)
-    names = [name for name in chosen.only.split(",") if name not in chosen.without.split(",")]
-    cases = [(name, device) for device in chosen.devices.split(",") for name in names]
+    cases = [(name, device) for device in chosen.devices.split(",") for name in chosen.only.split(",")]
     rows = []
     with progress(len(cases)) as steps:
         for name, device in cases:
@@ -90,7 +89,7 @@ def _key(row: Row) -> tuple[str, str, str]:
 
 def counted(name: str, device: str) -> Row:
     """The row of a workload's plan for a device."""
-    f, args = WORKLOADS[name].build()
+    f, args = get_workload(name).build()
     plan = fuseplan.make_plan(f, device=device)(*args)
     machine = machine_columns()
     versions = [str(machine[key]) for key in ("fuseplan", "jax", "jaxlib", "python", "date")]
