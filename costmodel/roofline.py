@@ -60,7 +60,7 @@ def estimate(
     moved = bytes_moved(graph, spec, device)
     is_of_xla = device.capabilities.emits_kernels and _is_loop_of_xla(graph, spec)
     is_loop = is_of_xla and spec.compiled is None
-    if is_loop:  # It evaluates operations where they are read.
+    if is_loop and work is None:  # It evaluates operations where they are read.
         work = work_of(graph, spec, evaluations_in_loop(graph, spec.nodes, device.capabilities.loop_indices))
     flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes

@@ -116,6 +116,8 @@ def ends_loop(graph: Graph, node: Node, can: Backend) -> bool:
 def _combined(node: Node) -> int:
     """The elements that a reduction combines, those of its last operand: of a scatter the updates, and of a
     lookup of one element a row the indices."""
+    if not node.input_maps:  # of literals alone
+        return prod(node.dims)
     return prod(node.dims[d] for d in {d for dims in node.input_maps[-1] for d in dims})
 
 

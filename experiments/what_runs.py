@@ -12,28 +12,14 @@ compute nothing else, and are as many as were planned. Needs the extra ``aot``.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jax
 
 import fuseplan
-from costmodel.graph import Graph, OpKind
-from costmodel.roofline import scan_launches
-from costmodel.xla_loops import is_one_loop
 from experiments.greedy_vs_solver import ZOO
 from experiments.rows import RowFile
-from fuseplan.bench import machine_columns, print_table, progress
-from fuseplan.codegen import emit
-from fuseplan.codegen.single_pass import live_ins
-from fuseplan.frontend.trace import Literal, literal_array, run_equations
-from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
-from fuseplan.planners.hlo.module import SCOPE, read_module
-from fuseplan.public_plan import Plan
-from fuseplan.targets.compile_only import compile_for
+from fuseplan.bench import count_compiled_kernels, machine_columns, print_table, progress
 from fuseplan.workloads import get_workload
 
 DEVICES = ("h200", "tpu_v5e")
@@ -93,96 +79,7 @@ def counted(name: str, device: str) -> Row:
     plan = fuseplan.make_plan(f, device=device)(*args)
     machine = machine_columns()
     versions = [str(machine[key]) for key in ("fuseplan", "jax", "jaxlib", "python", "date")]
-    return Row(name, device, *counts(plan), *versions)
-
-
-class Counts(NamedTuple):
-    """The counts of a ``Row``."""
-
-    kernels: int
-    as_planned: int
-    merged: int
-    divided: int
-    beside: int
-
-
-def counts(plan: Plan) -> Counts:
-    """Compile a plan's program, and compare the module's kernels with the plan's."""
-    graph, found = plan.graph, compiled_kernels(plan)
-    own = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
-    hosts: dict[int, set[int]] = {}
-    """For each operation as traced, the kernels that compute a copy of it."""
-    for n, k in own.items():
-        hosts.setdefault(_origin(graph, n), set()).add(k)
-    alone: dict[int, list[bool]] = {k: [] for k, kernel in enumerate(plan.kernels) if kernel.cost.time_ps}
-    """For each kernel, without those that only rename arrays, whether each of the module's kernels that
-    compute any of it computes nothing else."""
-    for made in found:
-        named = Counter(own[n] for n in made.computes)
-        # XLA computes equal operations once, and gives them the name of one.
-        whole = [k for k in named if all(k in hosts[_origin(graph, n)] for n in made.computes)]
-        for k in [max(whole, key=named.__getitem__)] if whole else named:
-            if k in alone:
-                alone[k].append(bool(whole))
-    merged = sum(not all(each) for each in alone.values())
-    divided = sum(all(each) and not _has_launches(plan, k, len(each)) for k, each in alone.items())
-    beside = sum(not made.computes for made in found)
-    # XLA's copies have no name. They stand for the steps that only move data, as many as there are.
-    copies = min(beside, sum(not each and _moves(plan, k) for k, each in alone.items()))
-    divided, beside = divided - copies, beside - copies
-    return Counts(len(alone), len(alone) - merged - divided, merged, divided, beside)
-
-
-def _moves(plan: Plan, k: int) -> bool:
-    return all(plan.graph.nodes[n].kind == OpKind.INJECTIVE for n in plan.kernels[k].spec.nodes)
-
-
-def _origin(graph: Graph, n: int) -> int:
-    return graph.origins[n] if graph.origins else n
-
-
-def _has_launches(plan: Plan, k: int, n: int) -> bool:
-    """Whether kernel ``k`` was planned as ``n`` launches. One operation of XLA's, such as a sort, may take
-    any number."""
-    kernel = plan.kernels[k]
-    is_step = kernel.spec.backend == "xla" and not is_one_loop(plan.graph, kernel.spec.nodes)
-    if is_step:
-        return n > 0
-    before = scan_launches(kernel.spec, plan.device)
-    return n == kernel.cost.launch_ps // plan.device.launch_ps + before
-
-
-def compiled_kernels(plan: Plan) -> tuple[HloKernel, ...]:
-    """The kernels of the module that XLA makes of a plan. Each names the nodes of the plan that it computes;
-    one of Pallas' names its first."""
-    program, run = plan.lowered, _labelled(plan)
-    avals = [program.avals[v] for v in program.graph.inputs[len(program.consts) :]]
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    compiled = compile_for(lambda *args: run(*program.consts, *args), *shapes, device=plan.device.name)
-    (module,) = compiled.runtime_executable().hlo_modules()
-    return read_kernels(read_module(module.as_serialized_hlo_module_proto()))
-
-
-def _labelled(plan: Plan) -> Callable[..., list[Any]]:
-    """The plan's kernels as a function of flat arrays, each node or kernel of Pallas' in a named scope with
-    its number."""
-    program = plan.lowered
-
-    def run(*flat: Any) -> list[Any]:
-        values: dict[int, Any] = dict(zip(program.graph.inputs, flat, strict=True))
-        for kernel in plan.kernels:
-            spec = kernel.spec
-            if spec.backend == "xla":
-                for n in spec.nodes:
-                    with jax.named_scope(f"{SCOPE}{n}"):
-                        run_equations([program.equations[n]], values)
-                continue
-            with jax.named_scope(f"{SCOPE}{spec.nodes[0]}"):
-                results = emit(spec, program)(*(values[v] for v in live_ins(spec)))
-            values.update(zip((access.value for access in spec.writes), results, strict=True))
-        return [literal_array(o) if isinstance(o, Literal) else values[o] for o in program.outputs]
-
-    return run
+    return Row(name, device, *count_compiled_kernels(plan), *versions)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ The tools:
 - check: ``in_float64`` evaluates a program, and ``largest_difference`` compares results;
 - compare: ``divergence_lines`` lists the measured times that ``are_apart`` from the modelled ones, by more
   than ``DIVERGENCE_FACTOR``;
+- compile: ``count_compiled_kernels`` compares a plan with what XLA compiles of it;
 - show: ``progress``, ``print_table``, ``columns``, and ``bytes_text``, ``factor_text`` and ``time_text``;
 - keep: ``machine_columns`` and ``csv_of`` for rows, and ``check_writable`` and ``write_text``, which replaces
   a file in one step.
@@ -23,6 +24,7 @@ Example:
 from __future__ import annotations
 
 from costmodel.timing import in_turns, rounds
+from fuseplan.bench.compiled_plans import count_compiled_kernels
 from fuseplan.bench.float64 import in_float64
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import csv_of
@@ -38,6 +40,7 @@ __all__ = [
     "bytes_text",
     "check_writable",
     "columns",
+    "count_compiled_kernels",
     "csv_of",
     "divergence_lines",
     "factor_text",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.device import DeviceSpec
 from costmodel.devices import DEVICES, backends_of, device_names
 from costmodel.graph import Graph
-from costmodel.roofline import estimate
+from costmodel.roofline import estimate, work_of
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import anchor, kernel_name
 from fuseplan.report.comparison import NO_PLAN, Compared, Timing, baseline_of
@@ -133,7 +133,8 @@ def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
     cost = kernel.cost
     if not cost.time_ps:
         return float("nan")
-    ideal = estimate(graph, whole_array_spec(graph, kernel.spec.nodes), device)
+    spec = whole_array_spec(graph, kernel.spec.nodes)
+    ideal = estimate(graph, spec, device, work=work_of(graph, spec))
     matrix_ps, vector_ps = ideal.matrix_ps, ideal.vector_ps + ideal.transcendental_ps
     if kernel.spec.capabilities.loop_nest:
         matrix_ps = min(matrix_ps, cost.matrix_ps)

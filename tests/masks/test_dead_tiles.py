@@ -453,7 +453,7 @@ def test_long_sequences_are_cheap():
     assert skips.live.sum() == 511
 
 
-N_LONG = 2_048
+N_LONG = 4_096
 
 
 def two_layers(masks):

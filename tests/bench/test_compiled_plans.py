@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from experiments.what_runs import counts
+from fuseplan.bench import count_compiled_kernels
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 
@@ -23,12 +23,12 @@ ARGS = jax.ShapeDtypeStruct((4096, 768), "float32"), jax.ShapeDtypeStruct((768,)
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 def test_a_kernel_and_a_step_of_xla_run_as_planned(device):
     """A sort may be any number of launches."""
-    found = counts(fuseplan.make_plan(normalised, device=device)(*ARGS))
+    found = count_compiled_kernels(fuseplan.make_plan(normalised, device=device)(*ARGS))
     assert found.kernels == found.as_planned == 2
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 def test_operations_that_xla_fuses_are_merged(device):
-    found = counts(fuseplan.make_plan(normalised, device=device, planner="unfused")(*ARGS))
+    found = count_compiled_kernels(fuseplan.make_plan(normalised, device=device, planner="unfused")(*ARGS))
     assert found.merged >= 5
     assert found.as_planned + found.merged + found.divided == found.kernels
