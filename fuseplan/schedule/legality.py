@@ -107,7 +107,7 @@ def refuse_loop(
     """
     members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
     edge = edge or boundary(graph, nodes)
-    # Of those that add to one place of each row, no loop is known.
+    # A scatter of one update a row has another rule, which no loop of XLA's is known to follow.
     may_scatter = can.loop_scatters and all(is_scatter(n) for n in members if n.op in SCATTERS)
     refused = _barriers(graph, members, "xla", can.loop_generators | (SCATTERS if may_scatter else set()))
     may_be_product = refused is None and can.fuses_epilogues and len(edge.writes) == 1
@@ -238,8 +238,8 @@ def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:
 
 
 def _loop_ends(members: list[Node], ends: list[Node], may_hold: Collection[str] = ()) -> Verdict | None:
-    """Nothing in a loop reads its ``ends``. It holds one contraction at most, of the primitives
-    ``may_hold``."""
+    """Why ``members`` are no loop, or None: one reads the result of one of ``ends``, or there are several
+    contractions, or one that is not of the primitives ``may_hold``."""
     made_by = {v: n for n in ends for v in n.outputs}
     products = 0
     for node in members:
@@ -258,7 +258,8 @@ def _loop_ends(members: list[Node], ends: list[Node], may_hold: Collection[str] 
 
 
 def _tables(graph: Graph, members: list[Node], edge: Boundary) -> Verdict | None:
-    """A loop that ends in a scatter writes one table, which it reads from memory."""
+    """Why a loop cannot end in a scatter of ``members``, or None: it writes the scatter's table alone, which
+    was made before."""
     for node in filter(is_scatter, members):
         if len(edge.writes) > 1:
             return Verdict("backend", f"{node.op} ends a loop that writes nothing else", (node.id,))

@@ -155,8 +155,8 @@ def _is_cheaper(price: Price, others: Iterable[Price | Verdict]) -> bool:
 
 
 def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
-    """``groups`` with each offered group that is cheaper than what it replaces. What is left of a group that
-    it takes a part of stays together where that is cheaper. Offers end where ``space.book`` is late."""
+    """Put each offered group into ``groups`` that is cheaper than what it replaces, until none is. What an
+    offer leaves of a group stays together where that is cheaper. Offers end where ``space.book`` is late."""
     changed = space.everything
     while changed:  # What an offer leaves together may make another one worth its price.
         tried, changed = changed, 0
@@ -170,7 +170,7 @@ def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
             kept = [mask for mask in groups if not mask & offer]
             together = [mask for part in left for mask in _together_or_apart(space, part)]
             singles = [1 << i for part in left for i in bits(part)]
-            for rest in (together, singles):  # What stays together may wait for the offer and be waited for.
+            for rest in (together, singles):  # A rest that stays together may make a cycle with the offer.
                 new = [*kept, offer, *rest]
                 if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
                     groups, changed = new, changed | reduce(or_, apart)

@@ -17,7 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Scope(threading.local):
-    """The results of this thread's scope, with the first argument of each call; None outside of scopes."""
+    """Holds the results of this thread's scope, with the first argument of each call; None outside of
+    scopes."""
 
     results: dict[Hashable, tuple[Any, Any]] | None = None
 
