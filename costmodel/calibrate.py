@@ -31,7 +31,7 @@ import numpy as np
 from costmodel.device import DeviceSpec
 from costmodel.timing import AGREEMENT, Figure, Timing, rate, repeated, settle
 
-VERSION = 5
+VERSION = 6
 """The version of the file and of the method of measurement; other versions are measured anew."""
 
 FIRST_USE_S = 10.0
@@ -55,6 +55,7 @@ FIGURES = (
     "vector_flops_per_s",
     "transcendental_per_s",
     "reduction_per_s",
+    "reduction_row_ps",
     "fresh_bytes_per_s",
     "launch_ps",
     "step_ps",
@@ -83,6 +84,7 @@ DEFAULTS = {
     "vector": 20 * 10**9,
     "transcendental": 2 * 10**9,
     "reduction_per_s": 5 * 10**9,
+    "reduction_row_ps": 3_000,
     "fresh_bytes_per_s": 25 * 10**8,
 }
 
@@ -296,6 +298,7 @@ def described_cpu() -> DeviceSpec:
         private_cache_bytes_per_s=DEFAULTS["private_cache_bytes_per_s"],
         fresh_bytes_per_s=DEFAULTS["fresh_bytes_per_s"],
         reduction_per_s=DEFAULTS["reduction_per_s"],
+        reduction_row_ps=DEFAULTS["reduction_row_ps"],
         step_ps=_STEP_PS,
         sources=(
             ("core_count", "CPUs that this process may run on"),
@@ -317,6 +320,7 @@ def described_cpu() -> DeviceSpec:
             ("private_cache_bytes_per_s", assumed),
             ("fresh_bytes_per_s", f"{assumed}, pages of 4 KiB"),
             ("reduction_per_s", assumed),
+            ("reduction_row_ps", assumed),
             ("step_ps", "assumed: a turn of an XLA loop that copies a 16x16 tile took as long on a server"),
         ),
     )

@@ -104,6 +104,9 @@ class DeviceSpec:
     reduction_per_s: int = 0
     """Elements per second that a reduction along a row adds up from cache; 0 where reductions run at
     ``vector_flops_per_s``."""
+    reduction_row_ps: int = 0
+    """The time that a sum or an extremum takes for each row, beside that of the row's elements: what a CPU's
+    library does before and after a row."""
     step_ps: int = 0
     """The overhead of one iteration of a loop in an XLA program, beside its kernels."""
     grid_step_ps: int = 400_000

@@ -179,6 +179,7 @@ FIELDS: Mapping[str, Whole | Text | Flag | Pairs] = {
     "private_cache_bytes_per_s": _CACHE_RATE,
     "fresh_bytes_per_s": _rate("bytes", f"{_BYTES_PER_S}; 0 where memory is allocated once for all", True),
     "reduction_per_s": _rate("elements", "0 where a reduction is like other vector operations", True),
+    "reduction_row_ps": _overhead("3 ns are 3_000; 0 where a short row takes no longer than its elements"),
     "step_ps": _overhead("1 µs is 10**6; 0 where an iteration of a loop costs nothing beside its kernels"),
     "grid_step_ps": _overhead("1 µs is 10**6; used for a sequential grid only"),
     "hbm_latency_ps": _overhead("1 µs is 10**6; used for a GPU only"),

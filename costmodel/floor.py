@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import isqrt, prod
 
 from costmodel import dtypes
+from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimRole, Graph, Node, OpKind, arrays_of
 from costmodel.memory import least_array_bytes
@@ -89,7 +90,8 @@ class Floor:
             self.writes.append(() if node.bitcast else node.outputs)
             self.made.append(tuple([name[v] for v in self.writes[-1]]))
             part, whole = nested.get(node.id, (1, 1))
-            flops = node.flops.share(min(part, whole), whole)
+            flops = flops_on_cpu(graph, node) if device.platform == "cpu" else node.flops
+            flops = flops.share(min(part, whole), whole)
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
             self.work.append((matrix_ps, flops.vector, flops.transcendental))

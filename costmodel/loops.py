@@ -23,9 +23,11 @@ from typing import NamedTuple
 
 from costmodel import dtypes
 from costmodel.axes import NodeAxes, compose, made_map
+from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
+from costmodel.xla_loops import library_rows
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -39,6 +41,8 @@ class Arithmetic(NamedTuple):
     transcendental: int
     reduced: int
     """Input elements of a reduction."""
+    rows: int
+    """Rows of them that a library walks (``xla_loops.library_rows``)."""
 
 
 class Block(NamedTuple):
@@ -108,12 +112,13 @@ class _Nodes:
         """For each node, the arrays that it reads and writes, each with the index of its block in
         ``every_block``."""
         for node, own in zip(self.nodes, node_axes, strict=True):
-            reduces = node.kind == OpKind.REDUCTION
+            reduces, flops = node.kind == OpKind.REDUCTION, flops_on_cpu(graph, node)
             done = Arithmetic(
                 _axes(own),
-                node.flops.vector,
-                node.flops.transcendental,
+                flops.vector,
+                flops.transcendental,
                 sum(graph.values[v].size for v in node.inputs) if reduces else 0,
+                library_rows(graph, node) if reduces else 0,
             )
             self.arithmetic.append(arithmetic.setdefault(done, len(arithmetic)))
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
@@ -271,8 +276,9 @@ _SPLIT_BYTES = 256 << 10
 """XLA runs a kernel whose blocks are no larger on one core (measured: jax 0.10 and 0.12)."""
 
 _LARGE_BYTES = 32 << 20
-"""Allocations of this size or more are returned to the system when freed, so that each run touches new pages
-(the largest dynamic M_MMAP_THRESHOLD of glibc, mallopt(3))."""
+"""A result of this size or more is returned to the system when freed, so that each run touches new pages (the
+largest dynamic M_MMAP_THRESHOLD of glibc, mallopt(3)). XLA allocates all temporaries of a run at once: of
+these, all that are large (``DeviceSpec.least_large_bytes``) may be new pages."""
 
 _MARGIN = (11, 10)
 """The surcharge on the time of a nest beside its matrix products, as (numerator, denominator).
@@ -308,9 +314,12 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     # A kept product is there for the whole streamed axis.
     extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
     kept_bytes = sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
+    new_bytes = _new_bytes(graph, {access.value for access in spec.writes}, device)
+    if temp_bytes + kept_bytes >= device.least_large_bytes:
+        new_bytes += temp_bytes + kept_bytes
     return Cost(
         **total,
-        fresh_ps=first_touch_ps(write_bytes + temp_bytes + kept_bytes, device),
+        fresh_ps=time_ps(new_bytes, device.fresh_bytes_per_s),
         surcharge_ps=rest_ps * _MARGIN[0] // _MARGIN[1] - rest_ps,
         hbm_read_bytes=read_bytes,
         hbm_write_bytes=write_bytes,
@@ -322,29 +331,48 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
 
 def reduction_ps(graph: Graph, node: Node, device: DeviceSpec) -> int:
     """Picoseconds of a reduction on a CPU with operands in cache: XLA adds the elements of a row one by one,
-    more slowly than its vector arithmetic."""
+    more slowly than its vector arithmetic, and a library takes some time for each row."""
     if node.kind != OpKind.REDUCTION:
         return 0
-    return time_ps(sum(graph.values[v].size for v in node.inputs), device.reduction_per_s)
+    added_ps = time_ps(sum(graph.values[v].size for v in node.inputs), device.reduction_per_s)
+    return added_ps + library_rows(graph, node) * device.reduction_row_ps
+
+
+def library_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec) -> int:
+    """Picoseconds in which a library moves what it fuses into a reduction through the private caches; 0 for
+    groups without one. The library runs one operation after the other on small blocks, where a loop of XLA
+    keeps their results in registers."""
+    members = [graph.nodes[n] for n in nodes]
+    if len(members) < 2 or not any(library_rows(graph, n) for n in members if n.kind == OpKind.REDUCTION):
+        return 0
+    nbytes = sum(graph.values[v].nbytes for node in members for v in (*node.inputs, *node.outputs))
+    return time_ps(nbytes, device.private_cache_bytes_per_s or device.hbm_bytes_per_s)
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
-    """Picoseconds to touch the new pages of the large results that cannot reuse the memory of an operand. The
+    """Picoseconds to touch the new pages of large results that cannot reuse the memory of an operand. The
     program's own arguments stay as they are."""
     made = (graph.values[v] for v in {access.value for access in spec.reads})
     operands = sorted(value.nbytes for value in made if value.producer >= 0)
-    fresh = 0
-    for nbytes in sorted((graph.values[w.value].nbytes for w in spec.writes), reverse=True):
-        if operands and operands[-1] >= nbytes:
+    fresh = []
+    for v in sorted({access.value for access in spec.writes}, key=lambda v: -graph.values[v].nbytes):
+        if operands and operands[-1] >= graph.values[v].nbytes:
             operands.pop()
         else:
-            fresh += nbytes
-    return first_touch_ps(fresh, device)
+            fresh.append(v)
+    return time_ps(_new_bytes(graph, fresh, device), device.fresh_bytes_per_s)
 
 
-def first_touch_ps(nbytes: int, device: DeviceSpec) -> int:
-    """Picoseconds to touch an allocation of ``nbytes`` for the first time."""
-    return time_ps(nbytes, device.fresh_bytes_per_s) if nbytes >= _LARGE_BYTES else 0
+def _new_bytes(graph: Graph, made: Iterable[int], device: DeviceSpec) -> int:
+    """The bytes of the arrays ``made`` that are new pages: of large temporaries all, of the program's results
+    those of ``_LARGE_BYTES`` or more together."""
+    own = temporary = 0
+    for v in made:
+        if v in graph.results:
+            own += graph.values[v].nbytes
+        elif graph.values[v].nbytes >= device.least_large_bytes:
+            temporary += graph.values[v].nbytes
+    return temporary + (own if own >= _LARGE_BYTES else 0)
 
 
 _TILE_PARTS = (
@@ -363,6 +391,7 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         vector += -(-done.vector * part // whole) * count
         transcendental += -(-done.transcendental * part // whole) * count
         reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
+        reduction += -(-done.rows * part // whole) * device.reduction_row_ps * count
     for i in work.products:
         node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
         products += _batch_size(axes, node, own)

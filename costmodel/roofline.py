@@ -16,10 +16,11 @@ from math import prod
 
 from costmodel import dtypes
 from costmodel.axes import NodeAxes
+from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
 from costmodel.graph import DimRole, Flops, Graph, Node
 from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
-from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
+from costmodel.loops import NestWork, fresh_ps, library_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.traffic import bytes_moved
@@ -62,7 +63,8 @@ def estimate(
     is_loop = is_of_xla and spec.compiled is None
     if is_loop and work is None:  # It evaluates operations where they are read.
         work = work_of(graph, spec, evaluations_in_loop(graph, spec.nodes, device.capabilities.loop_indices))
-    flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
+    work = work or work_of(graph, spec, on_cpu=device.platform == "cpu")
+    flops, matrix_ps = _executed(work, spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes
     memory_ps = time_ps(hbm_bytes, device.hbm_bytes_per_s)
     cache_ps = time_ps(moved.loaded_bytes, device.cache_bytes_per_s)
@@ -84,6 +86,7 @@ def estimate(
                 matrix_ps, cache_ps = max(matrix_ps, known[0]), max(cache_ps, known[1])
     if device.platform == "cpu":
         fresh = fresh_ps(graph, spec, device)
+        cache_ps += library_ps(graph, spec.nodes, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
     if is_loop and any(_is_reduced_in_blocks(graph, graph.nodes[n], device) for n in spec.nodes):
         launch_ps *= device.capabilities.reduction_loop_kernels
@@ -143,10 +146,13 @@ class Work:
     """Axes, flops and the name of the rate (``_rate_of``) of each contraction."""
 
 
-def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | None = None) -> Work:
+def work_of(
+    graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | None = None, on_cpu: bool = False
+) -> Work:
     """The work of ``spec``, and of every schedule with the same nodes, axes, streamed axis and passes.
 
-    ``times``: how often each node is evaluated, if not as often as its ``evaluations`` say.
+    ``times``: how often each node is evaluated, if not as often as its ``evaluations`` say. ``on_cpu``:
+    whether a CPU runs it, some of whose functions take as long as many exponentials.
     """
     rerun = _rerun_each_step(graph, spec)
     terms: dict[tuple[NodeAxes, bool], Flops] = {}
@@ -156,7 +162,7 @@ def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | N
         if not node.flops.total:
             continue
         key = (spec.node_axes[i] if spec.axes else (), i in rerun)
-        flops = node.flops.share(*share)
+        flops = (flops_on_cpu(graph, node) if on_cpu else node.flops).share(*share)
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
             products.append((key[0], flops.matrix, _rate_of(graph, node, spec)))

@@ -232,6 +232,31 @@ def is_written_before(graph: Graph, reduction: Node, node: Node) -> bool:
     return max(rows, default=0) > _WINDOW and not node.bitcast
 
 
+def library_rows(graph: Graph, node: Node) -> int:
+    """The rows that a call of XLA:CPU's library walks for a reduction: its operand's elements along the last
+    dimension, or along all last dimensions that it reduces; 0 if no library reduces it.
+
+    Example:
+        >>> from costmodel.graph import Value, make_graph
+        >>> values = Value(0, (100, 3), "float32", -1), Value(1, (100,), "float32", 0)
+        >>> roles, maps = (DimRole.PARALLEL, DimRole.REDUCED), ((((0,), (1,)),), (((0,),),))
+        >>> node = Node(0, "reduce_sum", OpKind.REDUCTION, (0,), (1,), (100, 3), roles, *maps)
+        >>> library_rows(make_graph(values, (node,), (0,), (1,)), node)
+        100
+    """
+    operand = graph.values[node.inputs[0]] if node.inputs else None
+    if operand is None or node.op not in _LIBRARY_REDUCTIONS or operand.dtype not in _LIBRARY_DTYPES:
+        return 0
+    if DimRole.REDUCED not in node.roles:
+        return 0
+    row, last = 1, None
+    for d in (d for dims in reversed(node.input_maps[0]) for d in reversed(dims)):
+        if last is not None and not node.roles[d] == last == DimRole.REDUCED:
+            break
+        row, last = row * node.dims[d], node.roles[d]
+    return operand.size // max(row, 1)
+
+
 def is_library_call(graph: Graph, nodes: Iterable[int]) -> bool:
     """Whether XLA:CPU computes ``nodes`` row by row in one call of its library: reductions of many rows, and
     operations that it fuses before and after them, as in a softmax or a norm along the last axis. The call

@@ -35,6 +35,7 @@ from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf, Settings, plan_to_run
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit, lower_there
 from fuseplan.runtime.screen import (
+    as_left_to_xla,
     has_same_loops,
     is_screened,
     may_loop_anywhere,
@@ -300,6 +301,8 @@ class JitFused:
             kind = NoteKind.LEFT_BY_HEURISTIC
         elif any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations)):
             kind = NoteKind.RUNS_AS_JAX_BUT_BODIES
+        elif as_left_to_xla(flat, options) is not flat:
+            kind = NoteKind.RUNS_AS_JAX_BUT_ROWS
         else:
             kind = NoteKind.RUNS_AS_JAX if flat is as_traced else NoteKind.RUNS_AS_JAX_BUT_SCANS
         return replace(plan, notes=(*plan.notes, str(note(kind))))

@@ -208,8 +208,10 @@ def calibrate(
 
 
 def _figure_text(name: str, value: int) -> str:
-    """Format a time in µs, or a rate in 10⁹ per second."""
-    return f"{value / 1e6:.2f} µs" if name.endswith("_ps") else f"{value / 1e9:.1f} G/s"
+    """Format a time in µs or ns, or a rate in 10⁹ per second."""
+    if not name.endswith("_ps"):
+        return f"{value / 1e9:.1f} G/s"
+    return f"{value / 1e6:.2f} µs" if value >= 10_000 else f"{value / 1e3:.2f} ns"
 
 
 def cache(

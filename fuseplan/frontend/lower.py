@@ -16,7 +16,7 @@ from costmodel.graph import Flops, Graph, Node, OpKind, Value, check_graph, make
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
 from fuseplan.frontend.ops.rule import Rule, Space
-from fuseplan.frontend.simplify import fold
+from fuseplan.frontend.simplify import fold, roots
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
 from fuseplan.support.errors import ExtensionError, FuseplanError, UnsupportedOperationError
 from fuseplan.support.memo import memoised
@@ -57,7 +57,7 @@ def lower(flat: Flat, *, strict: bool = False) -> Lowered:
         n1   v2:f32[] = reduce_sum v1    [reduction]
         out  v2
     """
-    flat = fold(flat)
+    flat = roots(fold(flat))
     builder = _Builder(flat)
     unknown: Counter[str] = Counter()
     for eqn in flat.equations:

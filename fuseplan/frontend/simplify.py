@@ -81,6 +81,73 @@ def fold(flat: Flat) -> Flat:
     return replace(flat, equations=live(equations, outputs), outputs=outputs)
 
 
+def roots(flat: Flat) -> Flat:
+    """The program with square roots in the place of powers by ``k + 1/2`` for small integers ``k``; the same
+    object if it has none of them. A root takes a CPU a tenth of the time of a power."""
+    avals, equations = list(flat.avals), []
+    for eqn in flat.equations:
+        equations += _as_root(eqn, avals) if _is_half_power(eqn) else [eqn]
+    return (
+        replace(flat, equations=tuple(equations), avals=tuple(avals))
+        if len(avals) > len(flat.avals)
+        else flat
+    )
+
+
+_HALF_POWERS = (0.5, 1.5, 2.5)
+"""By more than these, products of a number overflow before its power does."""
+
+
+def _is_half_power(eqn: Equation) -> bool:
+    if eqn.primitive.name != "pow" or eqn.is_set_apart or not isinstance(eqn.inputs[1], Literal):
+        return False
+    (aval,), exponent = eqn.out_avals, eqn.inputs[1]
+    is_wide = aval.dtype in (np.float32, np.float64) and not isinstance(eqn.inputs[0], Literal)
+    return is_wide and not exponent.aval.shape and abs(float(exponent.val)) in _HALF_POWERS
+
+
+def _as_root(eqn: Equation, avals: list[Any]) -> list[Equation]:
+    """The equations of a half-integer power. Powers of -0 and of minus infinity are those of their
+    magnitudes, of other negative numbers NaN."""
+    base, exponent = eqn.inputs
+    (aval,) = eqn.out_avals
+    flags = aval.update(dtype=np.dtype(bool), weak_type=False)
+    scalar, made = aval.update(shape=()), list[Equation]()
+
+    def literal(value: float) -> Literal:
+        return Literal(np.asarray(value, aval.dtype)[()], scalar)
+
+    def add(primitive: Any, *inputs: Operand, like: Any = aval, **params: Any) -> int:
+        avals.append(like)
+        types = tuple([v.aval if isinstance(v, Literal) else avals[v] for v in inputs])
+        made.append(
+            replace(eqn, primitive=primitive, params=params, inputs=inputs, in_avals=types,
+                    outputs=(len(avals) - 1,), out_avals=(like,))
+        )  # fmt: skip
+        return len(avals) - 1
+
+    power = float(exponent.val)  # type: ignore[union-attr]
+    size = add(lax.abs_p, base)
+    found = add(lax.sqrt_p, size, accuracy=None)
+    if power < 0:
+        found = add(lax.div_p, literal(1), found)
+    for _ in range(_HALF_POWERS.index(abs(power))):
+        found = add(lax.mul_p if power > 0 else lax.div_p, found, size)
+    is_negative = add(lax.lt_p, base, literal(0), like=flags)
+    is_finite = add(lax.gt_p, base, literal(-np.inf), like=flags)
+    has_none = add(lax.and_p, is_negative, is_finite, like=flags)
+    add(lax.select_n_p, has_none, found, _full(literal(np.nan), aval, add))
+    made[-1] = replace(made[-1], outputs=eqn.outputs)
+    return made
+
+
+def _full(value: Literal, aval: Any, add: Callable[..., int]) -> Operand:
+    """An array like ``aval`` of one value: a selection takes no scalar beside an array."""
+    if not aval.shape:
+        return value
+    return add(lax.broadcast_in_dim_p, value, shape=aval.shape, broadcast_dimensions=(), sharding=None)
+
+
 def _is_folded(eqn: Equation, inputs: tuple[Operand, ...]) -> bool:
     if eqn.primitive.name not in _FOLDED or not all(isinstance(v, Literal) for v in inputs):
         return False

@@ -110,10 +110,15 @@ class Flat:
     out_tree: Any
 
 
+def is_sharded(flat: Flat) -> bool:
+    """Whether an array of the program has an explicit sharding along some dimension."""
+    return any(map(_is_split, flat.avals))
+
+
 def without_shardings(flat: Flat) -> Flat | None:
     """The program without the explicit shardings of its arrays, for XLA to choose; None if it has none, or an
     operation that depends on them."""
-    if not any(map(_is_split, flat.avals)):
+    if not is_sharded(flat):
         return None
     equations = []
     for eqn in flat.equations:

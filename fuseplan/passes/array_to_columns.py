@@ -10,20 +10,29 @@ The rewritten program computes the same results, up to the order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax import lax
 
 from costmodel.graph import OpKind
-from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.rewrite import EquationRewriter
-from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive
+from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, Primitive
 from fuseplan.support.memo import memoised
 
-_MAX_ROW = 4
-"""Elements of a short row on a CPU: of 32 bits, they fill one vector register of 16 bytes at most."""
+_MAX_ROW = 16
+"""Elements of a short row in loops over tiles: of 32 bits, they fill one vector register of 64 bytes at
+most."""
+
+_MAX_ROW_OF_XLA = 8
+"""And in what is left to XLA:CPU, which writes more than some tens of terms of a sum to memory (found with
+jax 0.10 and 0.12: distances of 4,000 x 4,000 points in 8 dimensions and their sums took a quarter of the time
+of rows, in 16 dimensions three times as long)."""
+
+_LEAST_BYTES_OF_XLA = 1 << 20
+"""And there the least size of an array, whose rows take a tenth of a millisecond."""
 
 _COMBINES: dict[str, Primitive] = {
     "reduce_sum": lax.add_p,
@@ -44,8 +53,7 @@ def by_columns(
     takes a row at once; kernels of GPUs and TPUs hold no lookups, and compute what follows by columns.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from fuseplan.frontend.lower import lower
+        >>> import jax
         >>> from fuseplan.frontend.trace import trace
         >>> points = jax.ShapeDtypeStruct((2000, 3), "float32")
         >>> f = lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1)
@@ -57,6 +65,27 @@ def by_columns(
     return _Rewriter(lowered, split).run() if split else None
 
 
+def with_columns(flat: Flat) -> Flat:
+    """The program with its large arrays of short rows as columns; the same object if it has none. XLA:CPU
+    takes as long for a row of two elements as for a row of eight.
+
+    Example:
+        >>> import jax
+        >>> from fuseplan.frontend.trace import trace
+        >>> points = jax.ShapeDtypeStruct((2000, 3), "float32")
+        >>> flat = trace(lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1), points, points)
+        >>> any(eqn.primitive.name == "reduce_sum" for eqn in with_columns(flat).equations)
+        False
+    """
+    rows = (a for eqn in flat.equations for a in eqn.out_avals if hasattr(a, "dtype"))
+    if not any(_bytes(a) >= _LEAST_BYTES_OF_XLA and _has_short_rows(a, _MAX_ROW_OF_XLA) for a in rows):
+        return flat
+    new = by_columns(lower(flat), _LEAST_BYTES_OF_XLA, _MAX_ROW_OF_XLA)
+    if new is None:
+        return flat
+    return Flat(new.equations, new.avals, new.graph.inputs, new.outputs, new.consts, new.out_tree)
+
+
 def _split(lowered: Lowered, min_bytes: int, max_row: int, lookups: bool) -> frozenset[int]:
     """The values to split into columns: all large ones of short rows that can be."""
     avals = lowered.avals
@@ -66,7 +95,9 @@ def _split(lowered: Lowered, min_bytes: int, max_row: int, lookups: bool) -> fro
 
     makers = {v: eqn for eqn in lowered.equations for v in eqn.outputs}
     split = {
-        v for v, eqn in makers.items() if large(v) and _has_short_rows(avals[v], max_row) and _by_column(eqn)
+        v
+        for v, eqn in makers.items()
+        if large(v) and _has_short_rows(avals[v], max_row) and (_by_column(eqn) or _parts(eqn, makers))
     }
     if not lookups:
         split -= {v for v in split if makers[v].primitive.name == "gather"}
@@ -87,6 +118,8 @@ def _split(lowered: Lowered, min_bytes: int, max_row: int, lookups: bool) -> fro
             return False  # as its indices
         if _by_column(eqn):
             return split.issuperset(eqn.outputs)
+        if _taken_column(eqn) is not None:
+            return True
         return _reduces(eqn, max_row) or (lookups and _scatters(eqn, v, max_row))
 
     while unfit := [v for v in split if not fits(v)]:
@@ -123,11 +156,32 @@ def _by_column(eqn: Equation) -> bool:
     return "shape" not in eqn.params and rule_of(eqn).kind == OpKind.ELEMENTWISE
 
 
+def _parts(eqn: Equation, makers: Mapping[int, Equation]) -> Sequence[Operand]:
+    """The arrays that an equation joins as the columns of its result, as ``jnp.stack`` and ``jnp.cross`` do:
+    the operands of a concatenation along the last dimension, or along one that a transpose makes the last;
+    else none. Each has one element along that dimension."""
+    joined, dim = eqn, eqn.out_avals[0].ndim - 1
+    if eqn.primitive.name == "transpose" and not isinstance(eqn.inputs[0], Literal):
+        joined, dim = makers.get(eqn.inputs[0], eqn), eqn.params["permutation"][-1]
+    if joined.primitive.name != "concatenate" or joined.is_set_apart or joined.params["dimension"] != dim:
+        return ()
+    return joined.inputs if all(aval.shape[dim] == 1 for aval in joined.in_avals) else ()
+
+
+def _taken_column(eqn: Equation) -> int | None:
+    """The column that a slice takes of whole rows; None of any other equation."""
+    if eqn.primitive.name != "slice" or eqn.params["strides"] is not None:
+        return None
+    starts, limits, shape = eqn.params["start_indices"], eqn.params["limit_indices"], eqn.in_avals[0].shape
+    is_column = not any(starts[:-1]) and limits[:-1] == shape[:-1] and limits[-1] == starts[-1] + 1
+    return int(starts[-1]) if is_column else None
+
+
 def _rows_of(eqn: Equation) -> Sequence[Operand]:
     """The operands that have the rows of its results."""
     if eqn.primitive.name == "gather":
         return eqn.inputs[:1]
-    return eqn.inputs if _keeps_rows(eqn) else ()
+    return eqn.inputs if _by_column(eqn) and _keeps_rows(eqn) else ()
 
 
 def _moves_rows(eqn: Equation) -> bool:
@@ -182,6 +236,7 @@ class _Rewriter(EquationRewriter):
         }
         """For each value that repeats the rows of an array, the equation that makes it."""
         self.columns: dict[tuple[int, int], Operand] = {}
+        self.makers = {v: eqn for eqn in old.equations for v in eqn.outputs}
 
     def run(self) -> Lowered:
         for eqn in self.old.equations:
@@ -189,6 +244,10 @@ class _Rewriter(EquationRewriter):
                 self.equations.append(eqn)
             elif _by_column(eqn):
                 self._split_up(eqn)
+            elif not self.split.isdisjoint(eqn.outputs):
+                self._split_joined(eqn)
+            elif _taken_column(eqn) is not None:
+                self._take_column(eqn)
             elif eqn.primitive.name == "scatter-add":
                 self._scatter(eqn)
             else:
@@ -202,6 +261,31 @@ class _Rewriter(EquationRewriter):
             avals = [_without_last(aval) for aval in eqn.out_avals]
             columns = self.add(eqn, eqn.primitive, params, inputs, avals)
             self.columns.update(((v, k), column) for v, column in zip(eqn.outputs, columns, strict=True))
+
+    def _split_joined(self, eqn: Equation) -> None:
+        """Take the columns of an equation's result from the arrays that it joins."""
+        (result,) = eqn.outputs
+        permutation = eqn.params.get("permutation", range(eqn.out_avals[0].ndim))
+        dim = permutation[-1]
+        order = tuple([d - (d > dim) for d in permutation[:-1]])
+        for k, part in enumerate(_parts(eqn, self.makers)):
+            aval = part.aval if isinstance(part, Literal) else self.avals[part]
+            flat = aval.update(shape=(*aval.shape[:dim], *aval.shape[dim + 1 :]))
+            (column,) = self.add(eqn, lax.squeeze_p, {"dimensions": (dim,)}, [part], [flat])
+            if order != tuple(range(len(order))):
+                params = {"permutation": order}
+                (column,) = self.add(
+                    eqn, lax.transpose_p, params, [column], [_without_last(eqn.out_avals[0])]
+                )
+            self.columns[result, k] = column
+
+    def _take_column(self, eqn: Equation) -> None:
+        """Write a slice of one column of a split value."""
+        (out,), k = eqn.out_avals, _taken_column(eqn)
+        assert k is not None
+        wide = {"shape": out.shape, "broadcast_dimensions": tuple(range(out.ndim - 1)), "sharding": None}
+        column = self._column(eqn, eqn.inputs[0], k)
+        self.add(eqn, lax.broadcast_in_dim_p, wide, [column], [out], eqn.outputs)
 
     def _of_column(self, eqn: Equation, k: int) -> tuple[Sequence[Operand], dict[str, Any]]:
         if eqn.primitive.name == "gather":

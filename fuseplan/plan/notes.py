@@ -142,6 +142,7 @@ class NoteKind(Enum):
     REPLANNED = "planned anew for {device}"
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
+    RUNS_AS_JAX_BUT_ROWS = _AS_JAX + ", but large arrays of short rows are computed column by column"
     RUNS_AS_JAX_BUT_SCANS = _AS_JAX + ", but scans stack nothing that is only reduced"
     ONLY_LOOPS = (
         "made for a call on a CPU: the search covers only components that may have tiled loops, "

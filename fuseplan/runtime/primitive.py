@@ -38,6 +38,7 @@ from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
 from fuseplan.runtime.partition import traced_for_devices
 from fuseplan.runtime.screen import (
+    as_left_to_xla,
     is_screened,
     may_gain,
     may_loop_anywhere,
@@ -250,10 +251,11 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
         if plan is not None:
             run = runner_of(plan, settings)
             return _or_evaluated(run if unsharded is None else in_auto_axes(run, flat), evaluate, settings)
-        equations = with_planned_bodies(lean.equations, _fuse_body(settings))
+        left = as_left_to_xla(lean, settings.options)
+        equations = with_planned_bodies(left.equations, _fuse_body(settings))
         if equations is flat.equations:
             return evaluate
-        return evaluator(equations, flat.inputs, flat.outputs)
+        return evaluator(equations, left.inputs, left.outputs)
 
     return make
 

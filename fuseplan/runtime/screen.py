@@ -19,9 +19,10 @@ from typing import Any
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import Flat
-from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.frontend.trace import Flat, is_sharded
+from fuseplan.passes.array_to_columns import by_columns, with_columns
 from fuseplan.passes.recompute_large import recompute
+from fuseplan.passes.rewriting import may_rewrite
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels, is_built_in
@@ -104,6 +105,14 @@ def _has_loop_by_heuristic(program: Lowered, device: DeviceSpec, options: Option
         if any(book.kernel(space.nodes(mask)).spec.capabilities.loop_nest for mask in groups):
             return True
     return False
+
+
+def as_left_to_xla(flat: Flat, options: Options) -> Flat:
+    """The program that XLA compiles where no tiled loop gains: on a CPU with large arrays of short rows as
+    columns. The same object if that changes nothing."""
+    if not is_screened(options) or not may_rewrite(options) or is_sharded(flat):
+        return flat
+    return with_columns(flat)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:

@@ -27,7 +27,6 @@ Other modules refuse a group for more than its operations:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
@@ -38,6 +37,7 @@ from costmodel.xla_loops import (
     ends_loop,
     epilogues_of_product,
     is_library_call,
+    is_one_loop,
     is_scatter,
     is_written_before,
     repeated_in_loop,
@@ -214,13 +214,13 @@ def _xla_loops(graph: Graph, members: list[Node]) -> Verdict | None:
     return _classic_loops(graph, members)
 
 
-def refuse_call(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
-    """Why a kernel of XLA:CPU that ``refuse`` allows cannot write the arrays of ``edge``, or None: a call of
-    its library writes one. Not monotone."""
-    if backend_of(backend).emits_kernels or len(edge.writes) <= 1:
+def refuse_several(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
+    """Why a kernel of XLA:CPU that ``refuse`` allows cannot write the arrays of ``edge``, or None: its loops
+    of several operations write one. Not monotone."""
+    if backend_of(backend).emits_kernels or len(edge.writes) <= 1 or not is_one_loop(graph, nodes):
         return None
-    refused = _classic_loops(graph, [graph.nodes[n] for n in nodes])
-    return None if refused is None else replace(refused, reason=f"{refused.reason}, but for one result")
+    reason = f"a kernel of XLA writes one array on this device, not {len(edge.writes)}"
+    return Verdict("backend", reason, nodes)
 
 
 def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:

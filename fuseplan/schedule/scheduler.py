@@ -41,9 +41,9 @@ from fuseplan.schedule.legality import (
     changes_rows,
     possible_prologues,
     refuse,
-    refuse_call,
     refuse_exchange,
     refuse_results,
+    refuse_several,
 )
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
@@ -324,7 +324,7 @@ class Scheduler(Pricing):
             return refused
         refused = self._refuse(nodes, edge, prologues)
         if refused is None:
-            refused = refuse_call(self.graph, self.device.backend, nodes, edge)
+            refused = refuse_several(self.graph, self.device.backend, nodes, edge)
             if refused is not None and (self._nests is None or nodes not in self._nests.offers):
                 return refused
         if refused is not None:
@@ -332,7 +332,10 @@ class Scheduler(Pricing):
             return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused
         axes = self.axes(nodes)
         if self._is_of_xla(nodes) or not self.device.capabilities.emits_kernels:
-            return self._kernel_of_xla(nodes, edge)
+            nest = None
+            if self._nests is not None and nodes in self._nests.offers:
+                nest = self._nests.best(nodes)
+            return faster(self._kernel_of_xla(nodes, edge), nest)
         assert isinstance(axes, GroupAxes), "a group without common axes is refused"
         best: tuple[int, int, int, Rank] | None = None
         least_ps = floor_ps
@@ -440,7 +443,7 @@ class Scheduler(Pricing):
 
     @cached_property
     def _signatures(self) -> Signatures:
-        return Signatures(self.graph)
+        return Signatures(self.graph, of_caller=self.device.fresh_bytes_per_s > 0)
 
     def _kernel_of_xla(self, nodes: Nodes, edge: Boundary) -> Kernel:
         spec = whole_array_spec(self.graph, nodes, edge)

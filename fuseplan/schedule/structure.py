@@ -31,11 +31,14 @@ class Structure:
 class Signatures:
     """Structures of sets of nodes of one graph.
 
+    With ``of_caller``, the caller's own arrays, arguments and results, are told apart from those of the
+    program: on a CPU, whose memory they take changes a price.
+
     Example:
         In a stack of equal layers, ``of(layer_1).key == of(layer_2).key``.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, of_caller: bool = False) -> None:
         self.graph = graph
         known: dict[Any, int] = {}
         shapes: dict[Any, int] = {}
@@ -49,6 +52,7 @@ class Signatures:
                     _but_place(node),
                     inside,
                     tuple([indices.get(v) for v in node.inputs]),
+                    _of_caller(graph, node) if of_caller else (),
                     *[arrays[v] for v in node.inputs + node.outputs],
                 ),
                 len(known),
@@ -118,8 +122,14 @@ class Signatures:
 
     def _told(self, kind: int) -> str:
         # Numbers of index arithmetic mean nothing elsewhere: a user of the text adds that of the masks.
-        facts, inside, _, *arrays = self._contents[kind]
-        return repr((facts, inside, [self._arrays[a] for a in arrays]))
+        facts, inside, _, of_caller, *arrays = self._contents[kind]
+        return repr((facts, inside, of_caller, [self._arrays[a] for a in arrays]))
+
+
+def _of_caller(graph: Graph, node: Node) -> tuple[bool, ...]:
+    """Of each operand whether it is an argument of the program, and of each result whether it is one."""
+    given = [graph.values[v].producer < 0 for v in node.inputs]
+    return tuple([*given, *(v in graph.results for v in node.outputs)])
 
 
 def _index_arithmetic(graph: Graph, arrays: Sequence[int]) -> dict[int, int]:

@@ -51,7 +51,7 @@ neighbours."""
 _MORE = 8
 
 _TILE, _TILES = 16, 256
-_ROW = 1024
+_ROW, _SHORT_ROW = 1024, 4
 MEMORY_BYTES = (64 << 20, 512 << 20)
 """The least and the greatest size of the array that measures main memory: larger than most caches, and
 fast."""
@@ -154,6 +154,7 @@ HOW_MEASURED = {
     "vector_flops_per_s": f"{_CHAIN} fused multiply-adds, two flops each, {_IN_L2}",
     "transcendental_per_s": f"exp in float32, {_IN_L2}",
     "reduction_per_s": f"sums of rows of {_ROW} float32, {_IN_L2}",
+    "reduction_row_ps": f"sums of rows of {_SHORT_ROW} float32, {_IN_L2}, what a row takes longer than there",
     "fresh_bytes_per_s": f"x+1 of {_FRESH_BYTES >> 20} MiB into new memory, what it takes longer than in "
     "place",
     "launch_ps": f"one {_DOT} more in a loop",
@@ -183,6 +184,8 @@ def figures_of(timings: dict[str, Timing], works: dict[str, float]) -> dict[str,
         found[f"{MATRIX}.{dtype}"] = rate(of(dtype), works.get(dtype, 0))
     launch = difference(duration_ps(of("dots")), duration_ps(of("dot")), _MORE)
     found["launch_ps"] = launch
+    rows = max(int(works.get("rows", 0)), 1)
+    found["reduction_row_ps"] = difference(duration_ps(of("rows")), duration_ps(of("sums")), rows)
     found["step_ps"] = difference(duration_ps(of("tile")), launch)
     found["fresh_bytes_per_s"] = fresh_rate(of("fresh"), of("in place"), works.get("fresh", 0))
     return found
@@ -314,6 +317,10 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], Loop | Touch]]:
         # Multiply by the sums of the previous iteration, or XLA would move them out of the loop.
         return Loop(x.size, lambda i, xs: (xs[0], (xs[0] * xs[1]).sum(1, keepdims=True)), (x, x[:, :1] + 1))
 
+    def rows() -> Loop:
+        x = jnp.full((in_l2 // (4 * _SHORT_ROW), _SHORT_ROW), 1 / _SHORT_ROW, jnp.float32)
+        return Loop(len(x), lambda i, xs: (xs[0], (xs[0] * xs[1]).sum(1, keepdims=True)), (x, x[:, :1] + 1))
+
     def dots(tiny: int) -> Loop:
         return Loop(0, lambda i, x: x, jnp.zeros((), jnp.float32), tiny)
 
@@ -331,6 +338,7 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], Loop | Touch]]:
         "vector": lambda: fused(in_l2, 2 * _CHAIN, chain),
         "exp": lambda: fused(in_l2, 1, lambda x: jnp.exp(-x)),
         "sums": sums,
+        "rows": rows,
         "dot": lambda: dots(1),
         "dots": lambda: dots(1 + _MORE),
         "tile": tiles,
