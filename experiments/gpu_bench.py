@@ -34,16 +34,18 @@ import fuseplan
 from experiments import gpu_clock
 from experiments.gpu_cases import CASES, MORE, GpuCase, least_bytes
 from experiments.gpu_rows import Row, head_line, kept_rows, row_line, summary_lines
-from experiments.gpu_torch import MAKERS, import_torch, to_torch
 from fuseplan import FuseplanWarning, MismatchError, Plan
 from fuseplan.bench import (
+    TORCH_MAKERS,
     csv_of,
+    import_torch,
     in_float64,
     in_turns,
     largest_difference,
     machine_columns,
     progress,
     rounds,
+    to_torch,
     write_text,
 )
 from fuseplan.workloads import make_args
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 break
             steps.start(case.name)
             started = time.monotonic()
-            with_torch = case.name in MAKERS and left_s > _TORCH_S * (len(todo) - k)
+            with_torch = case.name in TORCH_MAKERS and left_s > _TORCH_S * (len(todo) - k)
             rows[case.name] = asdict(bench.row(case, with_torch))
             longest_s = max(longest_s, time.monotonic() - started)
             if options.out:
@@ -93,7 +95,7 @@ class Bench:
     def __init__(self, repeats: int = 9, with_torch: bool = True, timer: str = "auto") -> None:
         self.on_gpu = jax.default_backend() in ("gpu", "cuda", "rocm")
         self.repeats = repeats if self.on_gpu else 1
-        self.torch: Any = import_torch() if with_torch and self.on_gpu else None
+        self.torch: Any = _torch_on_gpu() if with_torch and self.on_gpu else None
         self.machine = _machine(self.torch)
         self._copied = jnp.zeros(_COPIED if self.on_gpu else 8, jnp.float32)
         self._copy = jax.jit(jnp.negative).lower(self._copied).compile()
@@ -175,7 +177,8 @@ class Bench:
 
     def _by_torch(self, case: GpuCase, args: Any) -> gpu_clock.Clock:
         self.torch.compiler.reset()
-        return gpu_clock.of_torch(self.torch, MAKERS[case.name](self.torch), to_torch(self.torch, args))
+        program = TORCH_MAKERS[case.name](self.torch)
+        return gpu_clock.of_torch(self.torch, program, to_torch(self.torch, args, "cuda"))
 
     def _time(self, clocks: dict[str, gpu_clock.Clock], found: dict[str, Any]) -> None:
         samples = in_turns(list(clocks.values()), rounds(self.repeats))
@@ -232,6 +235,12 @@ def _check(f: Callable[..., Any], args: Any, ours: Any, jaxs: Any, dtype: str, f
     limit = max(_LIMITS[dtype], 2 * jax_error)
     if not error <= limit:
         raise MismatchError(f"off by {error:.3g} of the root mean square; {limit:.3g} is allowed")
+
+
+def _torch_on_gpu() -> Any:
+    """PyTorch, or None where there is none, or none that sees a GPU."""
+    torch = import_torch()
+    return torch if torch is not None and torch.cuda.is_available() else None
 
 
 def _machine(torch: Any) -> dict[str, Any]:

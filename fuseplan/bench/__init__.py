@@ -10,6 +10,7 @@ The tools:
 - check: ``in_float64`` evaluates a program, and ``largest_difference`` compares results;
 - compare: ``divergence_lines`` lists the measured times that ``are_apart`` from the modelled ones, by more
   than ``DIVERGENCE_FACTOR``;
+- beside: ``TORCH_MAKERS`` has workloads in PyTorch, for ``import_torch`` and ``to_torch``;
 - compile: ``count_compiled_kernels`` compares a plan with what XLA compiles of it;
 - show: ``progress``, ``print_table``, ``columns``, and ``bytes_text``, ``factor_text`` and ``time_text``;
 - keep: ``machine_columns`` and ``csv_of`` for rows, and ``check_writable`` and ``write_text``, which replaces
@@ -28,6 +29,8 @@ from fuseplan.bench.compiled_plans import count_compiled_kernels
 from fuseplan.bench.float64 import in_float64
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import csv_of
+from fuseplan.bench.torch_programs import MAKERS as TORCH_MAKERS
+from fuseplan.bench.torch_programs import import_torch, to_torch
 from fuseplan.console import print_table, progress
 from fuseplan.report.comparison import DIVERGENCE_FACTOR, are_apart, divergence_lines
 from fuseplan.runtime.tolerance import largest_difference
@@ -36,6 +39,7 @@ from fuseplan.support.format import bytes_text, columns, factor_text, time_text
 
 __all__ = [
     "DIVERGENCE_FACTOR",
+    "TORCH_MAKERS",
     "are_apart",
     "bytes_text",
     "check_writable",
@@ -44,6 +48,7 @@ __all__ = [
     "csv_of",
     "divergence_lines",
     "factor_text",
+    "import_torch",
     "in_float64",
     "in_turns",
     "largest_difference",
@@ -52,5 +57,6 @@ __all__ = [
     "progress",
     "rounds",
     "time_text",
+    "to_torch",
     "write_text",
 ]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib import metadata
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,8 +23,11 @@ import numpy as np
 from costmodel.calibrate import capacity_bytes
 from costmodel.timing import in_turns, repeated, rounds
 from fuseplan.api import jit
+from fuseplan.bench import keops_programs, torch_programs
 from fuseplan.bench.float64 import in_float64, is_right_in_float64
+from fuseplan.bench.keops_programs import import_keops
 from fuseplan.bench.machine import machine_columns, peak_rss_bytes, reset_peak_rss
+from fuseplan.bench.torch_programs import import_torch, to_torch
 from fuseplan.console import Steps
 from fuseplan.report.comparison import divergence_lines
 from fuseplan.runtime.tolerance import check_results, largest_difference
@@ -115,6 +119,11 @@ class Row:
     jax_compile_s: float | None = None
     checked: str = ""
     """The references that the results were checked against."""
+    torch_ms: float | None = None
+    keops_ms: float | None = None
+    """Of PyTorch's and KeOps's programs, timed in the same turns."""
+    beside: str = ""
+    """The versions of these, or why one of them has no time."""
     relative_error: float | None = None
     """The largest difference from float64, over the root mean square of its array."""
     jax_relative_error: float | None = None
@@ -138,6 +147,7 @@ def bench_cases(
     repeats: int = 7,
     sample_s: float = _SAMPLE_S,
     steps: Steps | None = None,
+    beside: Sequence[str] = (),
 ) -> Iterator[Row]:
     """Measure each case; a row as soon as it is known.
 
@@ -147,6 +157,7 @@ def bench_cases(
         repeats: samples of each of the two.
         sample_s: seconds that a sample takes at least.
         steps: told of each case.
+        beside: other systems to time each case in, of ``PEERS``, where they have it.
 
     Raises:
         InvalidArgumentError: JAX does not run on the CPU here.
@@ -159,28 +170,32 @@ def bench_cases(
     local_device()  # kept: the first plan's seconds are its own
     for case in cases:
         steps.start(case.name)
-        found = (_found_alone if case.alone else _found)(case, make_arrays, repeats, sample_s)
+        found = (_found_alone if case.alone else _found)(case, make_arrays, repeats, sample_s, beside)
         steps.done()
         yield Row(**found, **machine)
 
 
-def _found_alone(case: Case, make_arrays: Any, repeats: int, sample_s: float) -> dict[str, Any]:
+def _found_alone(
+    case: Case, make_arrays: Any, repeats: int, sample_s: float, beside: Sequence[str]
+) -> dict[str, Any]:
     """In a fresh process: its peak is the run's own, and if it is killed nothing else is lost."""
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(_found, case, make_arrays, repeats, sample_s).result()
+            return pool.submit(_found, case, make_arrays, repeats, sample_s, beside).result()
     except BrokenProcessPool:
         error = "its process was killed, probably for want of memory"
         return {"workload": case.name, "status": "failed", "error": error}
 
 
-def _found(case: Case, make_arrays: Any, repeats: int, sample_s: float) -> dict[str, Any]:
+def _found(
+    case: Case, make_arrays: Any, repeats: int, sample_s: float, beside: Sequence[str]
+) -> dict[str, Any]:
     """The columns of a case; if it fails, those that are known by then."""
     found: dict[str, Any] = {"workload": case.name}
     if case.goal is not None:
         found |= {"goal_speedup": case.goal.speedup, "goal_less_temp": case.goal.less_temp}
     try:
-        _measure(case, make_arrays, repeats, sample_s, found)
+        _measure(case, make_arrays, repeats, sample_s, found, beside)
     except MismatchError as error:
         found |= {"status": "wrong", "error": str(error)}
     except Exception as error:
@@ -188,7 +203,14 @@ def _found(case: Case, make_arrays: Any, repeats: int, sample_s: float) -> dict[
     return found
 
 
-def _measure(case: Case, make_arrays: Any, repeats: int, sample_s: float, found: dict[str, Any]) -> None:
+def _measure(
+    case: Case,
+    make_arrays: Any,
+    repeats: int,
+    sample_s: float,
+    found: dict[str, Any],
+    beside_names: Sequence[str],
+) -> None:
     is_shape = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(case.args))
     args = make_arrays(case.args) if is_shape else case.args
     ours, jaxs = _compile(case, args, found)
@@ -205,8 +227,12 @@ def _measure(case: Case, make_arrays: Any, repeats: int, sample_s: float, found:
     if beside is None:
         found |= {"fuseplan_ms": 1000 * first_s, "repeats": 1}
         return
+    made = {name: PEERS[name](case, args, beside[0], found) for name in beside_names}
+    peers = {name: program for name, program in made.items() if program is not None}
     del result, beside
-    ours_s, jax_s = time_in_turns((ours, jaxs), args, repeats, sample_s)
+    ours_s, jax_s, *peers_s = time_in_turns((ours, jaxs, *peers.values()), args, repeats, sample_s)
+    for name, seconds in zip(peers, peers_s, strict=True):
+        found[f"{name}_ms"] = 1000 * statistics.median(seconds)
     ratios = [b / a for a, b in zip(ours_s, jax_s, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if repeats > 1 else ratios * 3
     fuseplan_ms, jax_ms = (1000 * statistics.median(s) for s in (ours_s, jax_s))
@@ -215,6 +241,52 @@ def _measure(case: Case, make_arrays: Any, repeats: int, sample_s: float, found:
     if case.goal is not None:
         reached = (found["speedup"], case.goal.speedup), (found["less_temp"], case.goal.less_temp)
         found["status"] = "met" if all(round(got, 2) >= goal for got, goal in reached) else "missed"
+
+
+def _by_torch(case: Case, args: Args, wanted: Any, found: dict[str, Any]) -> Callable[..., Any] | None:
+    """The case in PyTorch, on tensors of ``args``, or None; its result is compared with ``wanted``."""
+    torch = import_torch()
+    if torch is None or case.name not in torch_programs.MAKERS:
+        return None
+    made = torch_programs.MAKERS[case.name](torch)
+    return _peer("PyTorch", torch.__version__, case, made, args, wanted, found)
+
+
+def _by_keops(case: Case, args: Args, wanted: Any, found: dict[str, Any]) -> Callable[..., Any] | None:
+    """As ``_by_torch``, in KeOps."""
+    torch, keops = import_torch(), import_keops()
+    if torch is None or keops is None or case.name not in keops_programs.MAKERS:
+        return None
+    made = keops_programs.MAKERS[case.name](keops)
+    return _peer("KeOps", metadata.version("pykeops"), case, made, args, wanted, found)
+
+
+PEERS = {"torch": _by_torch, "keops": _by_keops}
+"""Other systems, by name."""
+
+
+def _peer(
+    name: str, version: str, case: Case, f: Any, args: Args, wanted: Any, found: dict[str, Any]
+) -> Callable[..., Any] | None:
+    """``f`` of ``args`` as tensors, whatever it is called with; None, with the reason in the row, if it fails
+    or is another function than the case."""
+    tensors = to_torch(import_torch(), args)
+
+    def settled(result: Any) -> Any:
+        arrays = [np.asarray(x) for x in jax.tree.leaves(result)]
+        return (
+            arrays if case.settled is None else [case.settled(jax.tree.map(np.asarray, tensors), arrays[0])]
+        )
+
+    try:
+        result = jax.tree.map(lambda x: x.detach().numpy(), f(*tensors))
+        check_results(f"{case.name} in {name}", _narrowed(settled(result)), _narrowed(settled(wanted)))
+    except Exception as error:
+        said = f"{name} {version} failed: {type(error).__name__}: {error}"
+        found["beside"] = "; ".join(filter(None, [found.get("beside", ""), said[:300]]))
+        return None
+    found["beside"] = "; ".join(filter(None, [found.get("beside", ""), f"{name} {version}"]))
+    return lambda *args: f(*tensors)
 
 
 def _compile(case: Case, args: Args, found: dict[str, Any]) -> tuple[Any, Any]:
@@ -353,6 +425,7 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
         if row.peak_rss_bytes is not None and row.jax_temp_bytes is not None:
             lines.append(f"{row.workload}: peak memory {bytes_text(row.peak_rss_bytes)} with the arguments; "
                          f"jax.jit needs {bytes_text(row.jax_temp_bytes)} of temporaries")  # fmt: skip
+    lines += [text for row in rows if (text := _beside_line(row))]
     judged = [row for row in rows if row.goal_speedup is not None]
     if judged:
         lines.append(f"Goals met: {sum(row.status == 'met' for row in judged)} of {len(judged)}.")
@@ -363,6 +436,16 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     lines += [f"{row.status.upper()}: {row.workload}: {row.error}" for row in rows
               if row.status in ("wrong", "failed")]  # fmt: skip
     return lines
+
+
+def _beside_line(row: Row) -> str:
+    others = [(name, getattr(row, f"{name}_ms")) for name in PEERS]
+    told = [
+        f"{name} {_digits(ms)} ms ({_times(ms / row.fuseplan_ms)})"
+        for name, ms in others
+        if ms is not None and row.fuseplan_ms
+    ]
+    return f"{row.workload} beside: {', '.join(told)}" if told else ""
 
 
 def _missed(row: Row) -> str:

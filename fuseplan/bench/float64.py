@@ -20,7 +20,7 @@ from fuseplan.frontend.trace import Equation, Literal, Traced, trace
 def in_float64(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """``f(*args)`` with every floating-point value in float64, as NumPy arrays.
 
-    Equations inside loops and branches stay as they are.
+    Equations inside loops and branches stay as they are, and what these return is rounded to their dtypes.
 
     Example:
         >>> in_float64(lambda x: (x + 1e-12).astype("float32") - 1, (np.ones(1, np.float32),))[0] > 0
@@ -52,6 +52,10 @@ def _evaluate(traced: Traced, flat: tuple[Any, ...]) -> list[Any]:
     return [read(v) for v in traced.outputs]
 
 
+_WITH_BODIES = frozenset({"scan", "while", "cond"})
+"""Primitives that evaluate equations of the dtypes that the program has."""
+
+
 def _bind(equation: Equation, operands: list[Any]) -> Any:
     params: dict[str, Any] = {
         k: np.dtype(np.float64) if _is_narrow(v) else v for k, v in equation.params.items()
@@ -60,6 +64,9 @@ def _bind(equation: Equation, operands: list[Any]) -> Any:
         names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
         kept: dict[str, Any] = {name: params[name] for name in names}
         return jax.lax.scatter_add(*operands, **kept)
+    if equation.primitive.name in _WITH_BODIES:
+        narrow = [jnp.asarray(x, aval.dtype) for x, aval in zip(operands, equation.in_avals, strict=True)]
+        return [_widened(x) for x in equation.primitive.bind(*narrow, **equation.params)]
     return equation.primitive.bind(*operands, **params)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fuseplan.bench.cpu import Case, bench_cases, colour, head_line, row_line, summary_lines
+from fuseplan.bench.cpu import PEERS, Case, bench_cases, colour, head_line, row_line, summary_lines
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import Printable, csv_of, plan_table, time_plan
 from fuseplan.bench.solver import (
@@ -130,6 +130,9 @@ def cpu(
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Samples of each.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Small, ragged sizes: does it work?")] = False,
     huge: Annotated[bool, typer.Option("--huge", help="What jax.jit cannot hold in memory.")] = False,
+    beside: Annotated[
+        str, typer.Option("--beside", metavar="NAME,…", help=f"Other systems: {', '.join(PEERS)}.")
+    ] = "",
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -140,6 +143,9 @@ def cpu(
     own = [name for name in names or () if ":" in name]
     cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
     cases += [Case(name, *load(name, "float32", small=False)) for name in own]
+    others = names_in(beside, "--beside") if beside else ()
+    if unknown := [name for name in others if name not in PEERS]:
+        raise InvalidArgumentError(f"--beside expects some of {', '.join(PEERS)}, got {unknown[0]!r}")
     rows = []
     # On a terminal the progress bar redirects print(); in a pipe, write to the original stdout.
     on_terminal = sys.stdout.isatty()
@@ -148,7 +154,7 @@ def cpu(
         print(head_line())
     with progress(len(cases)) as steps:
         quickly = {"sample_s": 0.0} if quick else {}
-        for row in bench_cases(cases, make_args, repeats, **quickly, steps=steps):
+        for row in bench_cases(cases, make_args, repeats, **quickly, steps=steps, beside=others):
             rows.append(row)
             if out is not None:  # after each row, so that an interrupted run keeps its results
                 write_text(out, csv_of([asdict(row) for row in rows]))

@@ -101,9 +101,9 @@ _HALF_POWERS = (0.5, 1.5, 2.5)
 def _is_half_power(eqn: Equation) -> bool:
     if eqn.primitive.name != "pow" or eqn.is_set_apart or not isinstance(eqn.inputs[1], Literal):
         return False
-    (aval,), exponent = eqn.out_avals, eqn.inputs[1]
-    is_wide = aval.dtype in (np.float32, np.float64) and not isinstance(eqn.inputs[0], Literal)
-    return is_wide and not exponent.aval.shape and abs(float(exponent.val)) in _HALF_POWERS
+    base, exponent = eqn.in_avals
+    is_wide = base.dtype in (np.float32, np.float64) and not isinstance(eqn.inputs[0], Literal)
+    return is_wide and not exponent.shape and abs(float(eqn.inputs[1].val)) in _HALF_POWERS
 
 
 def _as_root(eqn: Equation, avals: list[Any]) -> list[Equation]:

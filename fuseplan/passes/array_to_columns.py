@@ -269,14 +269,12 @@ class _Rewriter(EquationRewriter):
         dim = permutation[-1]
         order = tuple([d - (d > dim) for d in permutation[:-1]])
         for k, part in enumerate(_parts(eqn, self.makers)):
-            aval = part.aval if isinstance(part, Literal) else self.avals[part]
+            aval: Any = part.aval if isinstance(part, Literal) else self.avals[part]
             flat = aval.update(shape=(*aval.shape[:dim], *aval.shape[dim + 1 :]))
             (column,) = self.add(eqn, lax.squeeze_p, {"dimensions": (dim,)}, [part], [flat])
             if order != tuple(range(len(order))):
-                params = {"permutation": order}
-                (column,) = self.add(
-                    eqn, lax.transpose_p, params, [column], [_without_last(eqn.out_avals[0])]
-                )
+                turned = _without_last(eqn.out_avals[0])
+                (column,) = self.add(eqn, lax.transpose_p, {"permutation": order}, [column], [turned])
             self.columns[result, k] = column
 
     def _take_column(self, eqn: Equation) -> None:

@@ -129,7 +129,7 @@ class Signatures:
 def _of_caller(graph: Graph, node: Node) -> tuple[bool, ...]:
     """Of each operand whether it is an argument of the program, and of each result whether it is one."""
     given = [graph.values[v].producer < 0 for v in node.inputs]
-    return tuple([*given, *(v in graph.results for v in node.outputs)])
+    return (*given, *(v in graph.results for v in node.outputs))
 
 
 def _index_arithmetic(graph: Graph, arrays: Sequence[int]) -> dict[int, int]:

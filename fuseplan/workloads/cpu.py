@@ -17,7 +17,7 @@ from fuseplan.bench.cpu import Args, Case, Goal, Rows, Sample
 from fuseplan.bench.float64 import in_float64
 from fuseplan.support.errors import UnknownNameError
 from fuseplan.workloads import attention, functions, get_workload, pairwise
-from fuseplan.workloads.workload import Program
+from fuseplan.workloads.workload import Program, make_args
 
 GOALS: dict[str, Goal | None] = {
     "causal_attention": Goal(4, 100),
@@ -43,6 +43,18 @@ GOALS: dict[str, Goal | None] = {
     "kmeans_assign": None,
     "nbody": None,
     "nbody_energy_grad": None,
+    "chamfer": None,
+    "energy_distance": None,
+    "neighbour_counts": None,
+    "magnetic_field": None,
+    "kernel_products": None,
+    "structure_factor": None,
+    "bond_energy": None,
+    "bond_forces": None,
+    "embedding_bags": None,
+    "embedding_bags_vjp": None,
+    "column_histograms": None,
+    "mean_gradient": None,
     "block_2048": Goal(1.5, 4),
     "block_2048_train": Goal(1.5, 4),
     "layernorm": Goal(0.98, 1),
@@ -60,6 +72,10 @@ _SEVERAL_TILES = {
     "mlp": {"m": 131, "hidden": 150},
 }
 """Larger small sizes for workloads that would otherwise fit into one tile."""
+
+
+_ROWS_OF_TABLES = {"bond": "points", "embedding": "rows"}
+"""The size that bounds the indices of a lookup, by the beginning of a workload's name."""
 
 
 def get_cases(names: Sequence[str] = (), small: bool = False, huge: bool = False) -> list[Case]:
@@ -85,7 +101,11 @@ def get_cases(names: Sequence[str] = (), small: bool = False, huge: bool = False
 
 def _case(name: str, small: bool) -> Case:
     sizes = _SEVERAL_TILES.get(name, {}) if small else {}
-    f, args = get_workload(name).build("float32", small, **sizes)
+    workload = get_workload(name)
+    f, args = workload.build("float32", small, **sizes)
+    rows = _ROWS_OF_TABLES.get(name.partition("_")[0])
+    if rows is not None:  # indices of the whole table
+        args = make_args(args, integers_below=(workload.small_sizes if small else workload.sizes)[rows])
     goal = None if small else GOALS.get(name)  # a goal is for the full size
     return Case(name, f, args, goal, _SAMPLES.get(name), _SETTLED.get(name))
 

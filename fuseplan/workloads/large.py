@@ -10,7 +10,7 @@ from functools import partial
 
 import jax
 
-from fuseplan.workloads import attention, functions, gpt2, optimizer, pairwise
+from fuseplan.workloads import attention, functions, gpt2, lookups, optimizer, pairwise
 from fuseplan.workloads.workload import (
     GATED_MLP,
     HEADS,
@@ -74,6 +74,11 @@ def _block_train(dtype: str, heads: int, **sizes: int) -> Built:
 _BLOCK = {"width": 768, "heads": 12, "tokens": 2048, "batch": 1}
 _SMALL_BLOCK = {"width": 30, "heads": 3, "tokens": 133, "batch": 2}
 _POINTS = 20_000
+BONDS = ("points 3", "m", "int32: m", "int32: m")
+_BONDS, _SMALL_BONDS = {"points": 20_000, "m": 4_000_000}, {"points": 67, "m": 139}
+BAGS = ("rows n", "m length", "int32: m length")
+_BAGS = {"rows": 50_000, "n": 64, "m": 20_000, "length": 32}
+_SMALL_BAGS = {"rows": 67, "n": 10, "m": 131, "length": 5}
 
 _ALL = (
     _attention("full_attention", "softmax attention without a mask", functions.attention),
@@ -111,6 +116,30 @@ _ALL = (
     _pairs("nbody", "softened gravity on each body", pairwise.nbody, "xb", 16_384, 16_384),
     _pairs("nbody_energy_grad", "potential energy of bodies and its gradient", pairwise.nbody_energy_grad,
            "xb", 16_384, 16_384),
+    _pairs("chamfer", "distances to the nearest point, both ways", pairwise.chamfer, "xy", 8000, 8000),
+    _pairs("energy_distance", "the energy distance of two samples", pairwise.energy_distance, "xy", 4000,
+           4000, 8),
+    _pairs("neighbour_counts", "points within a distance of one", pairwise.neighbour_counts, "xy", 8000,
+           8000),
+    Workload("magnetic_field", "the field of currents, by Biot and Savart", {"m": 6000, "n": 6000},
+             {"m": 131, "n": 139}, of_shapes(pairwise.magnetic_field, "m 3", "n 3", "n 3")),
+    Workload("kernel_products", "products of kernels of masked coordinates",
+             {"m": 2000, "masks": 8, "features": 6}, {"m": 131, "masks": 3, "features": 5},
+             of_shapes(pairwise.kernel_products, "m features", "masks features", "m")),
+    Workload("structure_factor", "sums of complex waves", {"n": 8000, "waves": 4000},
+             {"n": 139, "waves": 131}, of_shapes(pairwise.structure_factor, "n 3", "waves 3", "n")),
+    Workload("bond_energy", "an energy of named pairs of points", _BONDS, _SMALL_BONDS,
+             of_shapes(lookups.bond_energy, *BONDS)),
+    Workload("bond_forces", "its gradient", _BONDS, _SMALL_BONDS, of_shapes(lookups.bond_forces, *BONDS)),
+    Workload("embedding_bags", "weighted sums of rows of a table", _BAGS, _SMALL_BAGS,
+             of_shapes(lookups.embedding_bags, *BAGS)),
+    Workload("embedding_bags_vjp", "its gradients by the table and the weights", _BAGS, _SMALL_BAGS,
+             of_shapes(lookups.embedding_bags_vjp, *BAGS, "m n")),
+    Workload("column_histograms", "histograms of all pairs of columns", {"m": 200_000, "columns": 12},
+             {"m": 131, "columns": 3}, of_shapes(lookups.column_histograms, "m columns")),
+    Workload("mean_gradient", "the mean of gradients of many batches", {"batches": 512, "m": 2, "n": 65_536},
+             {"batches": 3, "m": 5, "n": 34},
+             of_shapes(lookups.mean_gradient, "n", "batches m n", "batches m")),
     Workload("block_2048", "a transformer block of GPT-2 at 2,048 tokens", _BLOCK, _SMALL_BLOCK, _block),
     Workload("block_2048_train", "its training step: loss, gradients, Adam", _BLOCK, _SMALL_BLOCK,
              _block_train ),

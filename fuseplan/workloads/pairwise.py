@@ -94,6 +94,51 @@ def nbody_energy_grad(x: Array, masses: Array) -> tuple[Array, Array]:
     return jax.value_and_grad(energy)(x)
 
 
+def magnetic_field(x: Array, sources: Array, currents: Array) -> Array:
+    """The field at ``x[M, 3]`` of ``currents[N, 3]`` at ``sources[N, 3]``, softened: ``[M, 3]``."""
+    towards = x[:, None] - sources[None]
+    distance = jnp.linalg.norm(towards, axis=-1, keepdims=True)
+    return (jnp.cross(currents[None], towards) / (distance**3 + SOFTENING)).sum(1)
+
+
+def chamfer(x: Array, y: Array) -> Array:
+    """The mean squared distance of ``x[M, D]`` to the nearest of ``y[N, D]``, and of ``y`` to ``x``: a
+    scalar."""
+    distances = difference_distances(x, y)
+    return distances.min(1).mean() + distances.min(0).mean()
+
+
+def energy_distance(x: Array, y: Array) -> Array:
+    """The energy distance of the samples ``x[M, D]`` and ``y[N, D]`` (Székely and Rizzo, 2013): a scalar."""
+
+    def mean(a: Array, b: Array) -> Array:
+        return jnp.sqrt(difference_distances(a, b) + SOFTENING).mean()
+
+    return 2 * mean(x, y) - mean(x, x) - mean(y, y)
+
+
+def neighbour_counts(x: Array, y: Array) -> tuple[Array, Array]:
+    """How many of ``y[N, D]`` are within one of each of ``x[M, D]``, and whether any is: ``[M]``."""
+    near = difference_distances(x, y) < 1
+    return near.sum(1), near.any(1)
+
+
+def kernel_products(x: Array, masks: Array, b: Array) -> Array:
+    """Sums of products of Gaussian kernels of the coordinates of ``x[M, D]`` that each of ``masks[K, D]``
+    selects, with weights ``b[M]``: ``[K, M]``."""
+
+    def of_mask(mask: Array) -> Array:
+        kernels = jnp.exp(-((x[:, None] - x[None]) ** 2))
+        return jnp.where(mask > 0, kernels, 1).prod(-1) @ b
+
+    return jax.vmap(of_mask)(masks)
+
+
+def structure_factor(x: Array, waves: Array, charges: Array) -> Array:
+    """``|sum_j q_j exp(i k x_j)|²`` of ``N`` charges at ``x[N, 3]`` for each of ``waves[K, 3]``: ``[K]``."""
+    return jnp.abs((charges * jnp.exp(1j * (waves @ x.T))).sum(1)) ** 2
+
+
 def chosen_distances(args: tuple[Any, ...], index: Any) -> np.ndarray:
     """The squared distances of the points that ``nearest`` has chosen, in float64. They are equal for either
     choice between two points that are equally near within rounding."""

@@ -11,7 +11,7 @@ from costmodel.timing import in_turns, rounds
 from experiments import gpu_bench, gpu_clock
 from experiments.gpu_cases import CASES, MORE, least_bytes
 from experiments.gpu_rows import kept_rows, row_line, summary_lines
-from experiments.gpu_torch import MAKERS
+from fuseplan.bench import TORCH_MAKERS
 from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
@@ -105,7 +105,7 @@ def test_every_case_is_large_and_has_its_like_in_torch(name):
     assert set(case.sizes) == set(case.workload.small_sizes)
     shared = jax.eval_shape(f, *args)
     assert least_bytes(f, args) > 100e6, "beyond the L2 cache of an H100"
-    assert name in MAKERS
+    assert name in TORCH_MAKERS
     if case.by_library is not None and "cuDNN" not in case.library:
         assert jax.eval_shape(case.by_library, *args).shape == shared.shape
     if case.total_flops:
