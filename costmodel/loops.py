@@ -314,16 +314,17 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     # A kept product is there for the whole streamed axis.
     extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
     kept_bytes = sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
-    new_bytes = _new_bytes(graph, {access.value for access in spec.writes}, device)
-    if temp_bytes + kept_bytes >= device.least_large_bytes:
-        new_bytes += temp_bytes + kept_bytes
+    tile_bytes = temp_bytes + kept_bytes
+    new_bytes = write_bytes + tile_bytes
+    if new_bytes < _LARGE_BYTES:
+        new_bytes = tile_bytes if tile_bytes >= device.least_large_bytes else 0
     return Cost(
         **total,
         fresh_ps=time_ps(new_bytes, device.fresh_bytes_per_s),
         surcharge_ps=rest_ps * _MARGIN[0] // _MARGIN[1] - rest_ps,
         hbm_read_bytes=read_bytes,
         hbm_write_bytes=write_bytes,
-        onchip_bytes=temp_bytes + kept_bytes,
+        onchip_bytes=tile_bytes,
         flops=sum([tile.flops.times(count) for tile, count in tiles], Flops()),
         in_turns=True,
     )
@@ -345,7 +346,8 @@ def library_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec) -> int:
     members = [graph.nodes[n] for n in nodes]
     if len(members) < 2 or not any(library_rows(graph, n) for n in members if n.kind == OpKind.REDUCTION):
         return 0
-    nbytes = sum(graph.values[v].nbytes for node in members for v in (*node.inputs, *node.outputs))
+    moved = [v for node in members if not node.bitcast for v in (*node.inputs, *node.outputs)]
+    nbytes = sum(graph.values[v].nbytes for v in moved)
     return time_ps(nbytes, device.private_cache_bytes_per_s or device.hbm_bytes_per_s)
 
 

@@ -97,7 +97,7 @@ def _split(lowered: Lowered, min_bytes: int, max_row: int, lookups: bool) -> fro
     split = {
         v
         for v, eqn in makers.items()
-        if large(v) and _has_short_rows(avals[v], max_row) and (_by_column(eqn) or _parts(eqn, makers))
+        if large(v) and _has_short_rows(avals[v], max_row) and (_by_column(eqn) or _parts(eqn, makers)[0])
     }
     if not lookups:
         split -= {v for v in split if makers[v].primitive.name == "gather"}
@@ -156,16 +156,21 @@ def _by_column(eqn: Equation) -> bool:
     return "shape" not in eqn.params and rule_of(eqn).kind == OpKind.ELEMENTWISE
 
 
-def _parts(eqn: Equation, makers: Mapping[int, Equation]) -> Sequence[Operand]:
+def _parts(eqn: Equation, makers: Mapping[int, Equation]) -> tuple[Sequence[Operand], int | None]:
     """The arrays that an equation joins as the columns of its result, as ``jnp.stack`` and ``jnp.cross`` do:
-    the operands of a concatenation along the last dimension, or along one that a transpose makes the last;
-    else none. Each has one element along that dimension."""
+    the operands of a stack or a concatenation along the last dimension, or along one that a transpose makes
+    the last; none of other equations. The second result is the dimension along which each has one element,
+    None if they have no such dimension."""
     joined, dim = eqn, eqn.out_avals[0].ndim - 1
     if eqn.primitive.name == "transpose" and not isinstance(eqn.inputs[0], Literal):
         joined, dim = makers.get(eqn.inputs[0], eqn), eqn.params["permutation"][-1]
-    if joined.primitive.name != "concatenate" or joined.is_set_apart or joined.params["dimension"] != dim:
-        return ()
-    return joined.inputs if all(aval.shape[dim] == 1 for aval in joined.in_avals) else ()
+    if joined.is_set_apart:
+        return (), None
+    if joined.primitive.name == "stack" and joined.params["axis"] == dim:
+        return joined.inputs, None
+    if joined.primitive.name != "concatenate" or joined.params["dimension"] != dim:
+        return (), None
+    return (joined.inputs if all(aval.shape[dim] == 1 for aval in joined.in_avals) else ()), dim
 
 
 def _taken_column(eqn: Equation) -> int | None:
@@ -268,10 +273,13 @@ class _Rewriter(EquationRewriter):
         permutation = eqn.params.get("permutation", range(eqn.out_avals[0].ndim))
         dim = permutation[-1]
         order = tuple([d - (d > dim) for d in permutation[:-1]])
-        for k, part in enumerate(_parts(eqn, self.makers)):
-            aval: Any = part.aval if isinstance(part, Literal) else self.avals[part]
-            flat = aval.update(shape=(*aval.shape[:dim], *aval.shape[dim + 1 :]))
-            (column,) = self.add(eqn, lax.squeeze_p, {"dimensions": (dim,)}, [part], [flat])
+        parts, unit = _parts(eqn, self.makers)
+        for k, part in enumerate(parts):
+            column: Operand = part
+            if unit is not None:
+                aval: Any = part.aval if isinstance(part, Literal) else self.avals[part]
+                flat = aval.update(shape=(*aval.shape[:unit], *aval.shape[unit + 1 :]))
+                (column,) = self.add(eqn, lax.squeeze_p, {"dimensions": (unit,)}, [part], [flat])
             if order != tuple(range(len(order))):
                 turned = _without_last(eqn.out_avals[0])
                 (column,) = self.add(eqn, lax.transpose_p, {"permutation": order}, [column], [turned])

@@ -104,7 +104,7 @@ def test_loops_take_turns():
 
 
 def test_reductions_on_a_cpu_are_sums_not_cache():
-    slow = replace(CPU, reduction_per_s=10**6)
+    slow = replace(CPU, reduction_per_s=10**6, reduction_row_ps=0)
     plan = plan_of(lambda x: x.sum(1), array("float32", 512, 512), device=slow)
     assert [k.cost.bound_by for k in plan.kernels] == ["sums"]
     assert plan.kernels[0].cost.sums_ps == 512 * 512 * 10**6

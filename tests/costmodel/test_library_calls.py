@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from costmodel.xla_loops import is_library_call, is_written_before
+from costmodel.graph import OpKind, boundary
+from costmodel.xla_loops import is_library_call, is_written_before, library_rows
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.schedule.legality import refuse_several
 
 X = jax.ShapeDtypeStruct((4096, 256), "float32")
 FEW = jax.ShapeDtypeStruct((4095, 256), "float32")
@@ -85,3 +87,40 @@ def test_what_is_written_before_a_reduction(name):
     *before, reduction = [n for n in graph.nodes if not n.bitcast]
     assert any(is_written_before(graph, reduction, node) for node in before) == is_written
     assert (kernels_of(f, X) > 1) == is_written
+
+
+@pytest.mark.parametrize(
+    ("f", "rows"),
+    [
+        (lambda x: x.sum(-1), 4096),
+        (lambda x: x.sum(), 1),
+        (lambda x: x.sum(0), 4096),
+        (lambda x: x.reshape(-1, 4, 4).sum((1, 2)), 4096 * 16),
+        (lambda x: x.reshape(-1, 4).max(-1), 4096 * 64),
+        (lambda x: (x > 0).sum(-1), 0),
+        (lambda x: x.prod(-1), 0),
+        (lambda x: x.argmax(-1), 0),
+    ],
+)
+def test_rows_of_a_library(f, rows):
+    graph = lower(trace(f, X)).graph
+    assert sum(library_rows(graph, n) for n in graph.nodes if n.kind == OpKind.REDUCTION) == rows
+
+
+def test_each_kernel_has_one_result():
+    """XLA:CPU merges no kernels that have different results, and computes what both need for each."""
+    several = {
+        "of one array": lambda x: (x + 1, x * 2),
+        "of one value": lambda x: ((y := jnp.exp(x)) * 2, y + x),
+        "one of the other": lambda x: (y := jnp.exp(x), y * 2),
+        "two sums": lambda x: ((x * 2).sum(0), (x + 1).sum(0)),
+    }
+    for f in several.values():
+        assert kernels_of(f, X) >= 2
+        graph = lower(trace(f, X)).graph
+        every = tuple(range(len(graph.nodes)))
+        refused = refuse_several(graph, "xla", every, boundary(graph, every))
+        assert refused is not None
+        assert "writes one array" in refused.reason
+        last = (len(graph.nodes) - 1,)
+        assert refuse_several(graph, "xla", last, boundary(graph, last)) is None

@@ -13,7 +13,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from fuseplan import Features, make_plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.passes.array_to_columns import by_columns, with_columns
 from fuseplan.workloads import pairwise
 from tests.helpers.nest_cases import normal
 from tests.helpers.quickly import run_quickly
@@ -28,8 +28,13 @@ LARGE = 4 * M * N
 """Bytes from which on an array is large here: that of all pairs."""
 
 
+SHORT = 4
+"""Elements of a short row here: less than along the axes of all pairs."""
+
+
 def check(f, *args, splits=True, **options):
     """Compare ``f`` by columns with ``f``; or nothing is to be split."""
+    options = {"max_row": SHORT, **options}
     args = jax.tree.map(jnp.asarray, args)
     lowered = lower(trace(f, *args))
     new = by_columns(lowered, LARGE, **options)
@@ -164,7 +169,7 @@ def test_rows_that_are_looked_up_and_added_to_a_table(f):
 
 
 def test_rows_at_two_indices_are_looked_up_by_column():
-    new = by_columns(lower(trace(of_two_indices, X, ROWS, COLS)), LARGE, lookups=True)
+    new = by_columns(lower(trace(of_two_indices, X, ROWS, COLS)), LARGE, SHORT, lookups=True)
     (gather,) = {eqn.out_avals[0].shape for eqn in new.equations if eqn.primitive.name == "gather"}
     assert gather == ROWS.shape
     (got,) = evaluated(new, (X, ROWS, COLS))
@@ -178,7 +183,7 @@ def own_index(x, i, j):
 
 
 NOT_BY_COLUMN = {
-    "columns are indexed": lambda x, i, j: jnp.sin(x[i, j[:, None] % 3]).sum(-1) + x[i][:, 0].sum(),
+    "columns are indexed": lambda x, i, j: jnp.sin(x[i, j[:, None] % 3]).sum(-1),
     "the table is as large": lambda x, i, j: jnp.zeros((40 * M * N, 3)).at[i].add(x[j] * 2),
     "a row is an index": lambda x, i, j: jnp.arange(50.0)[(x[i] * 3).astype("int32")].sum(-1),
     "the table is its index": own_index,
@@ -241,6 +246,40 @@ def test_random_programs(choices):
         return pool[-1].sum(-1), pool[-2].sum((0, 1)), pool[len(pool) // 2].max(1)
 
     lowered = lower(trace(f, X, Y))
-    new = by_columns(lowered, LARGE)
+    new = by_columns(lowered, LARGE, SHORT)
     for got, want in zip(evaluated(new or lowered, (X, Y)), f(X, Y), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_columns_that_are_stacked():
+    """``jnp.cross`` takes columns of its operands, and stacks those of its result."""
+
+    def field(x, y, currents):
+        towards = x[:, None] - y[None]
+        return (jnp.cross(currents[None], towards) / (jnp.square(towards).sum(-1, keepdims=True) + 1)).sum(1)
+
+    check(field, X, Y, normal(N, 3, seed=4))
+    check(lambda x, y: jnp.stack([distances(x, y), x @ y.T], -1).prod(-1), X, Y)
+    check(lambda x, y: jnp.stack([distances(x, y), x @ y.T], 0).transpose(1, 2, 0).sum(-1), X, Y)
+
+
+def test_columns_that_are_taken():
+    def first(x, y):
+        towards = x[:, None] - y[None]
+        return towards[..., 0] * towards.sum(-1) + towards[..., 1:2].sum(-1)
+
+    check(first, X, Y)
+    # Two of three columns at once, and every other row, are no column.
+    check(lambda x, y: (x[:, None] - y[None])[..., :2].sum(-1), X, Y, splits=False)
+    check(lambda x, y: (x[:, None] - y[None])[::2, :, 0], X, Y, splits=False)
+
+
+def test_what_xla_is_left_with_has_columns():
+    """A row of a few elements takes XLA:CPU as long as one of eight."""
+    points = [jax.ShapeDtypeStruct((700, 3), "float32") for _ in range(2)]
+    flat = trace(distances, *points)
+    assert with_columns(flat) is not flat
+    few = trace(distances, *[jax.ShapeDtypeStruct((70, 3), "float32") for _ in range(2)])
+    assert with_columns(few) is few
+    long = trace(distances, *[jax.ShapeDtypeStruct((700, 9), "float32") for _ in range(2)])
+    assert with_columns(long) is long

@@ -102,8 +102,8 @@ def test_a_workload_with_loops_is_not_handed_over(name):
 
 
 def of_distances(x):
-    """The sum of a Matérn kernel matrix: XLA's two loops of it are faster than tiled ones."""
-    r = jnp.sqrt(jnp.maximum(((x[:, None] - x[None]) ** 2).sum(-1), 1e-12))
+    """The sum of a Matérn kernel matrix of points on a line: XLA's loop of it is faster than tiled ones."""
+    r = jnp.abs(x[:, None, 0] - x[None, :, 1])
     return ((1 + r + r * r / 3) * jnp.exp(-r)).sum()
 
 
@@ -376,3 +376,24 @@ def test_the_gradient_of_a_call_finds_its_loops_in_little_work(name, monkeypatch
     ((only_loops, plan),) = found
     assert only_loops
     assert has_loops(plan)
+
+
+def squared_distances(x, y):
+    return ((x[:, None] - y[None]) ** 2).sum(-1)
+
+
+def test_what_is_left_to_xla_has_columns_for_rows():
+    x, y = ramp(-1, 1, 600, 3), ramp(-2, 1, 601, 3)
+    f = fuseplan.jit(squared_distances, device=CPU)
+    assert " reduce(" not in f.lower(x, y).as_text("hlo")
+    assert " reduce(" in jax.jit(squared_distances).lower(x, y).as_text("hlo")
+    np.testing.assert_allclose(f(x, y), squared_distances(x, y), rtol=1e-5, atol=1e-6)
+    assert NoteKind.RUNS_AS_JAX_BUT_ROWS.value in f.plan(x, y).notes
+
+
+def test_rows_of_sharded_arrays_stay():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(ramp(-1, 1, 600, 3), jax.P("x"))
+        got = fuseplan.jit(squared_distances, device=CPU)(x, ramp(-2, 1, 601, 3))
+        np.testing.assert_allclose(got, squared_distances(np.asarray(x), ramp(-2, 1, 601, 3)), rtol=1e-5)

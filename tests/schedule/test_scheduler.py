@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +19,13 @@ from fuseplan import Kernel
 from fuseplan.codegen import emit
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.passes.array_to_columns import by_columns
 from fuseplan.plan.options import Features
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.tilings import MOST_ROW_TILINGS, addressing
 from fuseplan.support.errors import Verdict
+from fuseplan.targets.calibrate import described_cpu
 from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
@@ -347,3 +350,18 @@ def test_an_array_of_many_short_axes_has_few_tilings():
     nodes = tuple(range(len(graph.nodes)))
     assert 1 < len(list(scheduler.schedules(nodes))) < 20_000
     assert isinstance(scheduler.price(nodes), Kernel)
+
+
+def test_loops_of_a_cpu_take_the_place_of_a_slower_kernel_of_xla():
+    """XLA could compute the group in one kernel, too: a library's sum of what it moves through a cache."""
+    points = [jax.ShapeDtypeStruct((n, 8), "float32") for n in (4000, 3000)]
+    lowered = lower(trace(lambda x, y: jnp.sqrt(((x[:, None] - y[None]) ** 2).sum(-1) + 1).mean(), *points))
+    columns = by_columns(lowered, 1 << 20)
+    cpu = replace(described_cpu(), private_cache_bytes_per_s=50 * 10**9)
+    scheduler = Scheduler(columns.graph, cpu, columns)
+    (offer,) = scheduler.offers
+    found = scheduler.price(offer)
+    without = Scheduler(columns.graph, cpu, features=Features(loop_nests=False)).price(offer)
+    assert without.spec.backend == "xla"
+    assert found.spec.capabilities.loop_nest
+    assert found.cost.time_ps < without.cost.time_ps

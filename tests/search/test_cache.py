@@ -93,7 +93,9 @@ def test_a_remembered_plan_is_the_plan(device):
             first, again = plan(*args), plan(*args)
         with using_cache(shared):  # which knows of other workloads
             third = plan(*args)
-        assert first.stats.remembered == 0 < again.stats.remembered
+        assert first.stats.remembered < again.stats.remembered
+        # The program with a peer's copies is planned after the one without, and has components of it.
+        assert first.stats.remembered == 0 or first.graph.origins
         assert plain(first) == plain(again) == plain(third)
         assert first.status == "OPTIMAL"
 

@@ -32,9 +32,9 @@ LARGE_FRACTION = 2
 """The axes of intermediates of at least half the largest one's size are tiled."""
 
 EQUAL_TIME = (110, 100)
-"""Tilings within 10 % of the fastest are taken to be equally fast, the surcharge on what the model may not
-see (``costmodel.loops``): the one that needs the least memory is chosen. Of its pages fewer are new in a
-call, and more of them are in a cache."""
+"""Tilings are taken to be equally fast if they take as long as the fastest one, or up to 10 % longer beside
+its matrix products: the surcharge on what the model may not see (``costmodel.loops``). The one that needs the
+least memory is chosen: of its pages fewer are new in a call, and more of them are in a cache."""
 
 MASKED_KERNELS = 24
 """The number of fastest tilings whose masked tiles are determined, which takes milliseconds each. A mask
@@ -164,7 +164,9 @@ class CpuNests(Nests):
         least_ps = min((k.cost.time_ps for k in kernels), default=None)
         if least_ps is None or (below_ps is not None and least_ps >= below_ps):
             return None
-        fast = (k for k in kernels if k.cost.time_ps <= _equal_ps(least_ps))
+        fastest = min(kernels, key=lambda k: k.cost.time_ps).cost
+        slowest_ps = fastest.matrix_ps + _equal_ps(fastest.time_ps - fastest.matrix_ps)
+        fast = (k for k in kernels if k.cost.time_ps <= slowest_ps)
         return min(fast, key=lambda k: (k.cost.onchip_bytes, k.cost.time_ps))
 
     def _least_ps(self, nodes: Nodes) -> list[int]:
