@@ -32,7 +32,7 @@ from pathlib import Path
 from costmodel import DEVICES
 from experiments.rows import results_lines
 from fuseplan import planner_names
-from fuseplan.bench import DIVERGENCE_FACTOR, are_apart, bytes_text, time_text
+from fuseplan.bench import DIVERGENCE_FACTOR, are_apart, bytes_text, price_lines, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -404,6 +404,41 @@ def _cpu(rows: list[Record]) -> str:
     return _markdown(head, lines)
 
 
+def _cpu_beside(rows: list[Record]) -> str:
+    """Fuseplan beside PyTorch and KeOps on a CPU: milliseconds."""
+    lines = []
+    for row in rows:
+        ours = _number(row, "fuseplan_ms")
+        others = [_number(row, f"{name}_ms") for name in ("torch", "keops")]
+        if all(map(math.isnan, others)):
+            continue
+        told = ["–" if math.isnan(ms) else f"{_digits(ms)} ({ms / ours:.2f}×)" for ms in others]
+        lines.append([f"`{row['workload']}`", _digits(ours), _digits(_number(row, "jax_ms")), *told])
+    head = ["workload (float32)", "fuseplan ms", "`jax.jit` ms", "PyTorch ms", "KeOps ms"]
+    return _markdown(head, lines)
+
+
+def _cpu_prices(rows: list[Record]) -> str:
+    """How well the programs of a CPU are priced, and the ten whose price is farthest off."""
+    numbers = [{name: _number(row, name) for name in _PRICED} for row in rows]
+    known = [{k: None if math.isnan(x) else x for k, x in row.items()} for row in numbers]
+    worst = []
+    for row in rows:
+        for whose, modelled, measured in (("fuseplan", *_PRICED[:2]), ("`jax.jit`", *_PRICED[2:])):
+            pair = _number(row, modelled), _number(row, measured)
+            if not math.isnan(sum(pair)):
+                worst.append((abs(math.log(pair[0] / pair[1])), f"`{row['workload']}`", whose, *pair))
+    lines = [
+        [name, whose, _digits(modelled), _digits(measured), f"{measured / modelled:.2f}×"]
+        for _, name, whose, modelled, measured in sorted(worst, reverse=True)[:10]
+    ]
+    head = ["farthest off", "program of", "modelled ms", "measured ms", "measured over modelled"]
+    return "\n".join([*price_lines(known), "", _markdown(head, lines)])
+
+
+_PRICED = ("predicted_ms", "fuseplan_ms", "jax_predicted_ms", "jax_ms")
+
+
 def _sharded(rows: list[Record]) -> str:
     """``jax.jit`` and fuseplan on sharded arrays: collectives, temporaries and times."""
     lines = [
@@ -523,6 +558,7 @@ def _what_runs(rows: list[Record]) -> str:
     return _markdown(head, lines)
 
 
+_BENCH_CPU = "fuseplan bench cpu --beside torch,keops --out experiments/results/cpu.csv"
 _STUDY = "python -m experiments.greedy_vs_solver"
 TABLES = {
     "headline": Table("greedy_vs_solver.csv", _STUDY, _headline, measured=False),
@@ -536,7 +572,9 @@ TABLES = {
         _cycles,
         measured=False,
     ),
-    "cpu": Table("cpu.csv", "fuseplan bench cpu --out experiments/results/cpu.csv", _cpu, measured=True),
+    "cpu": Table("cpu.csv", _BENCH_CPU, _cpu, measured=True),
+    "cpu_beside": Table("cpu.csv", _BENCH_CPU, _cpu_beside, measured=True),
+    "cpu_prices": Table("cpu.csv", _BENCH_CPU, _cpu_prices, measured=True),
     "sharded": Table(
         "sharded.csv",
         "python -m experiments.sharded --out experiments/results/sharded.csv",

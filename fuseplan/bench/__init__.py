@@ -9,7 +9,7 @@ The tools:
 - time: ``in_turns`` samples programs side by side, until there are enough ``rounds``;
 - check: ``in_float64`` evaluates a program, and ``largest_difference`` compares results;
 - compare: ``divergence_lines`` lists the measured times that ``are_apart`` from the modelled ones, by more
-  than ``DIVERGENCE_FACTOR``;
+  than ``DIVERGENCE_FACTOR``, and ``price_lines`` how well all are priced;
 - beside: ``TORCH_MAKERS`` has workloads in PyTorch, for ``import_torch`` and ``to_torch``;
 - compile: ``count_compiled_kernels`` compares a plan with what XLA compiles of it;
 - show: ``progress``, ``print_table``, ``columns``, and ``bytes_text``, ``factor_text`` and ``time_text``;
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from costmodel.timing import in_turns, rounds
 from fuseplan.bench.compiled_plans import count_compiled_kernels
+from fuseplan.bench.cpu import price_lines
 from fuseplan.bench.float64 import in_float64
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import csv_of
@@ -53,6 +54,7 @@ __all__ = [
     "in_turns",
     "largest_difference",
     "machine_columns",
+    "price_lines",
     "print_table",
     "progress",
     "rounds",

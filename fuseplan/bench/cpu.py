@@ -6,23 +6,25 @@ does not affect the others. Rows are printed in 80 columns, a line each as soon 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from multiprocessing import get_context
 from typing import Any
 
 import jax
 import numpy as np
+from scipy.stats import kendalltau
 
 from costmodel.calibrate import capacity_bytes
 from costmodel.timing import in_turns, repeated, rounds
-from fuseplan.api import jit
+from fuseplan.api import jit, make_plan
 from fuseplan.bench import keops_programs, torch_programs
 from fuseplan.bench.float64 import in_float64, is_right_in_float64
 from fuseplan.bench.keops_programs import import_keops
@@ -110,6 +112,8 @@ class Row:
     goal_less_temp: float | None = None
     predicted_ms: float | None = None
     """The plan's modelled time."""
+    jax_predicted_ms: float | None = None
+    """That of XLA's own plan of the function."""
     kernels: int | None = None
     tiled_kernels: int | None = None
     plan_status: str | None = None
@@ -293,7 +297,9 @@ def _compile(case: Case, args: Args, found: dict[str, Any]) -> tuple[Any, Any]:
     """Both programs, ours and ``jax.jit``'s. Raises MemoryError if ours does not fit."""
     fast = jit(case.f)
     plan = fast.plan(*args)
+    of_xla = make_plan(case.f, device="cpu", planner="xla")(*args)
     found |= {
+        "jax_predicted_ms": of_xla.objective_us / 1000,
         "plan_s": plan.planning_s,
         "plan_status": plan.status,
         "predicted_ms": plan.objective_us / 1000,
@@ -429,6 +435,7 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row.goal_speedup is not None]
     if judged:
         lines.append(f"Goals met: {sum(row.status == 'met' for row in judged)} of {len(judged)}.")
+    lines += price_lines([asdict(row) for row in rows])
     times = [(row.workload, row.predicted_ms, row.fuseplan_ms) for row in rows]
     for line in divergence_lines(times, "cpu"):
         lines += wrapped(line, 80, "  ")
@@ -436,6 +443,43 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     lines += [f"{row.status.upper()}: {row.workload}: {row.error}" for row in rows
               if row.status in ("wrong", "failed")]  # fmt: skip
     return lines
+
+
+def price_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How well the model priced the programs that ran, fuseplan's and ``jax.jit``'s: the geometric mean of
+    modelled over measured time, the mean error, Kendall's τ, and the regret: how much longer fuseplan's took
+    than the faster of the two.
+
+    Example:
+        >>> one = {"fuseplan_ms": 2.0, "predicted_ms": 1.0, "jax_ms": 4.0, "jax_predicted_ms": 4.0}
+        >>> two = {"fuseplan_ms": 8.0, "predicted_ms": 8.0, "jax_ms": 8.0, "jax_predicted_ms": 4.0}
+        >>> print("\\n".join(price_lines([one, two])))
+        Prices of 4 programs: 0.71 of the measured times, mean error 25 %, Kendall's τ 0.67.
+        Regret: 0.0 % in the geometric mean, 0.0 % at most.
+    """
+    pairs = [
+        (float(row[modelled]), float(row[measured]))
+        for row in rows
+        for modelled, measured in (("predicted_ms", "fuseplan_ms"), ("jax_predicted_ms", "jax_ms"))
+        if row[modelled] and row[measured]
+    ]
+    if len(pairs) < 2:
+        return []
+    modelled, measured = (np.array(column) for column in zip(*pairs, strict=True))
+    mean = math.exp(np.log(modelled / measured).mean())
+    error = np.abs(modelled / measured - 1).mean()
+    both = [
+        (float(row["fuseplan_ms"]), float(row["jax_ms"]))
+        for row in rows
+        if row["fuseplan_ms"] and row["jax_ms"]
+    ]
+    regrets = np.array([ours / min(ours, jaxs) for ours, jaxs in both] or [1.0])
+    return [
+        f"Prices of {len(pairs)} programs: {mean:.2f} of the measured times, mean error {100 * error:.0f} %, "
+        f"Kendall's τ {kendalltau(modelled, measured).statistic:.2f}.",
+        f"Regret: {100 * (math.exp(np.log(regrets).mean()) - 1):.1f} % in the geometric mean, "
+        f"{100 * (regrets.max() - 1):.1f} % at most.",
+    ]
 
 
 def _beside_line(row: Row) -> str:
