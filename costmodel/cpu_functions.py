@@ -39,6 +39,25 @@ _EXPONENTIALS = {
 up to twice as long as an exponential. (Measured on two server cores, in a loop in cache, with jax 0.10 and
 0.12, whose figures are up to twice as far apart: sines 8 and 14, powers 9 and 12.)"""
 
+_ELEMENTS = {
+    "cumlogsumexp": 12,
+    "cummax": 12,
+    "cummin": 12,
+    "cumprod": 6,
+    "cumsum": 6,
+    "gather": 2,
+    "random_bits": 24,
+    "scatter-add": 2,
+    "sort": 350,
+    "threefry2x32": 12,
+}
+"""The same of other operations that XLA computes element by element, for each result, or for each element
+that is added to a table. (Measured likewise: lookups of rows of 1 to 64 elements 1 to 4, random bits 23 and 26,
+sorted rows of 1,024 elements 350.)"""
+
+_POSITIONS = {"argmax": 6, "argmin": 6}
+"""The same of the positions of extrema, which tiled loops find in two steps, by vector instructions."""
+
 _REMAINDER = 25
 """The exponentials of a remainder of floats, for which XLA calls the C library."""
 
@@ -46,8 +65,9 @@ _COMPLEX = 20
 """The exponentials of a function of a complex number: an exponential, a sine and a cosine, or as much."""
 
 
-def flops_on_cpu(graph: Graph, node: Node) -> Flops:
-    """The operations of a node, with its transcendental functions counted in exponentials.
+def flops_on_cpu(graph: Graph, node: Node, tiled: bool = False) -> Flops:
+    """The operations of a node, with what takes longer than its arithmetic counted in exponentials; ``tiled``
+    tells whether a loop over tiles computes it.
 
     Example:
         >>> from costmodel.graph import OpKind, Value, make_graph
@@ -58,9 +78,17 @@ def flops_on_cpu(graph: Graph, node: Node) -> Flops:
         Flops(matrix=0, vector=16, transcendental=72)
     """
     flops = node.flops
-    each = _EXPONENTIALS.get(node.op, 0)
+    each = _EXPONENTIALS.get(node.op) or _ELEMENTS.get(node.op, 0)
+    if not tiled:
+        each = each or _POSITIONS.get(node.op, 0)
     if node.op == "rem" and "float" in graph.values[node.outputs[0]].dtype:
         each = _REMAINDER
     elif flops.transcendental and "complex" in graph.values[node.outputs[0]].dtype:
         each = max(each, _COMPLEX)
-    return replace(flops, transcendental=each * prod(node.dims)) if each else flops
+    return replace(flops, transcendental=each * _elements(graph, node)) if each else flops
+
+
+def _elements(graph: Graph, node: Node) -> int:
+    if node.op in ("gather", "scatter-add"):  # Their iteration space has the table, too.
+        return graph.values[node.outputs[0] if node.op == "gather" else node.inputs[-1]].size
+    return prod(node.dims)

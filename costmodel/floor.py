@@ -90,7 +90,7 @@ class Floor:
             self.writes.append(() if node.bitcast else node.outputs)
             self.made.append(tuple([name[v] for v in self.writes[-1]]))
             part, whole = nested.get(node.id, (1, 1))
-            flops = flops_on_cpu(graph, node) if device.platform == "cpu" else node.flops
+            flops = flops_on_cpu(graph, node, tiled=True) if device.platform == "cpu" else node.flops
             flops = flops.share(min(part, whole), whole)
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)

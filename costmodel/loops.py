@@ -112,7 +112,7 @@ class _Nodes:
         """For each node, the arrays that it reads and writes, each with the index of its block in
         ``every_block``."""
         for node, own in zip(self.nodes, node_axes, strict=True):
-            reduces, flops = node.kind == OpKind.REDUCTION, flops_on_cpu(graph, node)
+            reduces, flops = node.kind == OpKind.REDUCTION, flops_on_cpu(graph, node, tiled=True)
             done = Arithmetic(
                 _axes(own),
                 flops.vector,

@@ -159,10 +159,11 @@ def work_of(
     products = []
     for i, (n, share) in enumerate(zip(spec.nodes, times or evaluations(spec), strict=True)):
         node = graph.nodes[n]
-        if not node.flops.total:
+        flops = flops_on_cpu(graph, node) if on_cpu else node.flops
+        if not flops.total:
             continue
         key = (spec.node_axes[i] if spec.axes else (), i in rerun)
-        flops = (flops_on_cpu(graph, node) if on_cpu else node.flops).share(*share)
+        flops = flops.share(*share)
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
             products.append((key[0], flops.matrix, _rate_of(graph, node, spec)))

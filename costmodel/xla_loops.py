@@ -244,7 +244,7 @@ def library_rows(graph: Graph, node: Node) -> int:
         >>> library_rows(make_graph(values, (node,), (0,), (1,)), node)
         100
     """
-    operand = graph.values[node.inputs[0]] if node.inputs else None
+    operand = graph.values[node.inputs[0]] if node.kind == OpKind.REDUCTION and node.inputs else None
     if operand is None or node.op not in _LIBRARY_REDUCTIONS or operand.dtype not in _LIBRARY_DTYPES:
         return 0
     if DimRole.REDUCED not in node.roles:
@@ -255,6 +255,40 @@ def library_rows(graph: Graph, node: Node) -> int:
             break
         row, last = row * node.dims[d], node.roles[d]
     return operand.size // max(row, 1)
+
+
+def absorbed_nodes(graph: Graph) -> frozenset[int]:
+    """The nodes that XLA:CPU takes into a call of its library, whatever a plan groups: what leads to a
+    reduction, as far as the library has the operations and each is the only reader of the one before.
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> absorbed_nodes(make_graph((), (), (), ()))
+        frozenset()
+    """
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        reader = _library_reader(graph, node)
+        if reader is not None and (reader.id in found or library_rows(graph, reader)):
+            found.add(node.id)
+    return frozenset(found)
+
+
+def absorbed(graph: Graph, node: Node) -> Node | None:
+    """The reader with which a node is in a call of the library (``absorbed_nodes``), or None."""
+    first = reader = _library_reader(graph, node)
+    while reader is not None and not library_rows(graph, reader):
+        reader = _library_reader(graph, reader)
+    return first if reader is not None else None
+
+
+def _library_reader(graph: Graph, node: Node) -> Node | None:
+    """The only reader of an operation that the library has, if it has a single one."""
+    if node.kind >= OpKind.REDUCTION or len(node.outputs) != 1 or not _is_of_library(graph, node):
+        return None
+    (result,) = node.outputs
+    readers = graph.consumers[result]
+    return graph.nodes[readers[0]] if len(readers) == 1 and result not in graph.results else None
 
 
 def is_library_call(graph: Graph, nodes: Iterable[int]) -> bool:

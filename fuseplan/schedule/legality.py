@@ -34,6 +34,7 @@ from costmodel.backends import backend_names, backend_of
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
 from costmodel.xla_loops import (
     SCATTERS,
+    absorbed,
     ends_loop,
     epilogues_of_product,
     is_library_call,
@@ -216,11 +217,18 @@ def _xla_loops(graph: Graph, members: list[Node]) -> Verdict | None:
 
 def refuse_several(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
     """Why a kernel of XLA:CPU that ``refuse`` allows cannot write the arrays of ``edge``, or None: its loops
-    of several operations write one. Not monotone."""
-    if backend_of(backend).emits_kernels or len(edge.writes) <= 1 or not is_one_loop(graph, nodes):
+    of several operations write one, and nothing that its library takes into a call. Not monotone."""
+    if backend_of(backend).emits_kernels or not is_one_loop(graph, nodes):
         return None
-    reason = f"a kernel of XLA writes one array on this device, not {len(edge.writes)}"
-    return Verdict("backend", reason, nodes)
+    if len(edge.writes) > 1:
+        reason = f"a kernel of XLA writes one array on this device, not {len(edge.writes)}"
+        return Verdict("backend", reason, nodes)
+    for n in {graph.values[v].producer for v in edge.writes}:
+        reader = absorbed(graph, graph.nodes[n])
+        if reader is not None and reader.id not in nodes:
+            reason = f"XLA takes {graph.nodes[n].op} into a library's call, with {reader.op}"
+            return Verdict("backend", reason, (n, reader.id))
+    return None
 
 
 def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from costmodel.graph import Graph, Node, copies_of
+from costmodel.xla_loops import absorbed_nodes
 from fuseplan.schedule.legality import possible_prologues
 
 Key = tuple[int, ...]
@@ -32,7 +33,8 @@ class Signatures:
     """Structures of sets of nodes of one graph.
 
     With ``of_caller``, the caller's own arrays, arguments and results, are told apart from those of the
-    program: on a CPU, whose memory they take changes a price.
+    program, and the operations that a library takes into its calls from others: on a CPU a price depends on
+    whose memory an array takes, and XLA groups these operations itself.
 
     Example:
         In a stack of equal layers, ``of(layer_1).key == of(layer_2).key``.
@@ -44,6 +46,7 @@ class Signatures:
         shapes: dict[Any, int] = {}
         arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
         indices = _index_arithmetic(graph, arrays)
+        taken = absorbed_nodes(graph) if of_caller else frozenset()
         # Whether an operation may be computed inside a contraction depends on all of its transitive readers.
         # Which tiles a kernel may skip depends on the indices in its masks, also where these are given.
         self._class = [
@@ -52,7 +55,7 @@ class Signatures:
                     _but_place(node),
                     inside,
                     tuple([indices.get(v) for v in node.inputs]),
-                    _of_caller(graph, node) if of_caller else (),
+                    (node.id in taken, *_of_caller(graph, node)) if of_caller else (),
                     *[arrays[v] for v in node.inputs + node.outputs],
                 ),
                 len(known),

@@ -65,7 +65,8 @@ def absorb_moves(space: Space) -> Space:
         together = merged.together(i, reader)
         if _is_cut(space, together) or prevents_fusion(node, reader):
             continue
-        if space.allows(together):
+        # What XLA takes into a library's call is no kernel with what moves its operand.
+        if space.allows(together) and not isinstance(space.price(together), Verdict):
             merged.merge(i, reader)
     return merged.space()
 

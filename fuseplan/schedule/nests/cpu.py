@@ -173,7 +173,7 @@ class CpuNests(Nests):
         """For each node, a lower bound on its picoseconds from its flops alone, valid for every tiling."""
         device, found = self.device, []
         for node in (self.graph.nodes[n] for n in nodes):
-            flops = flops_on_cpu(self.graph, node)
+            flops = flops_on_cpu(self.graph, node, tiled=True)
             work = [
                 (flops.vector, device.vector_flops_per_s),
                 (flops.transcendental, device.transcendental_per_s),
