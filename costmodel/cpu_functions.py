@@ -52,8 +52,8 @@ _ELEMENTS = {
     "threefry2x32": 12,
 }
 """The same of other operations that XLA computes element by element, for each result, or for each element
-that is added to a table. (Measured likewise: lookups of rows of 1 to 64 elements 1 to 4, random bits 23 and 26,
-sorted rows of 1,024 elements 350.)"""
+that is added to a table. (Measured likewise: lookups of rows of 1 to 64 elements 1 to 4, random bits 23 and
+26, sorted rows of 1,024 elements 350.)"""
 
 _POSITIONS = {"argmax": 6, "argmin": 6}
 """The same of the positions of extrema, which tiled loops find in two steps, by vector instructions."""

@@ -10,7 +10,7 @@ integers, rounded up, so that a plan does not depend on the machine that makes i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
 
@@ -19,12 +19,18 @@ from costmodel.axes import NodeAxes
 from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
 from costmodel.graph import DimRole, Flops, Graph, Node
-from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
+from costmodel.kernel import Access, AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import NestWork, fresh_ps, library_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.traffic import bytes_moved
-from costmodel.xla_loops import ends_loop, evaluations_in_loop, is_one_loop, is_scatter
+from costmodel.xla_loops import (
+    ends_loop,
+    evaluations_in_loop,
+    is_one_loop,
+    is_scatter,
+    loops_of_results,
+)
 
 _NOTHING = Compiled(0, 0, 0)
 """The result of compilation of nodes for which XLA emits no kernel."""
@@ -53,6 +59,10 @@ def estimate(
     """
     if is_bitcast(graph, spec) if spec.compiled is None else spec.compiled == _NOTHING:
         return Cost()
+    if _has_loop_for_each_result(graph, spec, device):
+        loops = loops_of_results(graph, spec.nodes, [access.value for access in spec.writes])
+        parts = [_loop_of(graph, spec, *pair) for pair in zip(loops, spec.writes, strict=True)]
+        return _sum_of([estimate(graph, part, device) for part in parts])
     if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
     assert not isinstance(work, NestWork), "only a loop nest has NestWork"
@@ -133,6 +143,34 @@ def estimate(
         onchip_bytes=need.onchip_bytes,
         flops=flops,
     )
+
+
+def _has_loop_for_each_result(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> bool:
+    """Whether XLA makes several loops of a group: on a CPU each writes one array."""
+    is_of_xla = device.platform == "cpu" and spec.compiled is None and not spec.axes
+    return is_of_xla and len(spec.writes) > 1 and is_one_loop(graph, spec.nodes)
+
+
+def _loop_of(graph: Graph, spec: KernelSpec, nodes: tuple[int, ...], result: Access) -> KernelSpec:
+    """The loop of some of the nodes of a group that XLA compiles, which writes one array."""
+    node_axes = dict(zip(spec.nodes, spec.node_axes, strict=True))
+    written = {access.value for access in spec.writes} - {result.value}
+    read = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs)
+    outside = [v for v in read if v in written or graph.values[v].producer not in nodes]
+    return replace(
+        spec,
+        nodes=nodes,
+        node_axes=tuple(node_axes[n] for n in nodes),
+        reads=tuple(Access(v, ((),) * len(graph.values[v].shape)) for v in outside),
+        writes=(result,),
+    )
+
+
+def _sum_of(costs: Sequence[Cost]) -> Cost:
+    """The cost of kernels that run one after the other."""
+    names = [f.name for f in fields(Cost) if f.name not in ("flops", "in_turns")]
+    total = {name: sum(getattr(cost, name) for cost in costs) for name in names}
+    return Cost(**total, flops=sum((cost.flops for cost in costs), Flops()))
 
 
 @dataclass(frozen=True, slots=True)

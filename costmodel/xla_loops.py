@@ -135,11 +135,12 @@ def repeated_in_loop(graph: Graph, nodes: tuple[int, ...], most_indices: int) ->
     if times is None:
         return None
     repeated = (n for n, (done, once) in zip(nodes, times, strict=True) if done > once)
-    return tuple([n for n in repeated if _is_expensive(graph.nodes[n])])
+    return tuple([n for n in repeated if is_expensive(graph.nodes[n])])
 
 
-def _is_expensive(node: Node) -> bool:
-    """As ``InstructionFusion::IsExpensive`` of XLA, and reductions."""
+def is_expensive(node: Node) -> bool:
+    """Whether XLA evaluates a node once for all its readers (``InstructionFusion::IsExpensive``); reductions,
+    too."""
     is_costly = node.flops.transcendental > 0 or node.flops.matrix > 0
     return is_costly or node.kind == OpKind.REDUCTION or node.op in DIVISIONS
 
@@ -213,6 +214,10 @@ _LEAST_ROWS = 4096
 """The fewest rows that XLA:CPU reduces, and uses the results of, in one call of the library. (Found by
 compiling softmaxes of 1 to 65,536 rows of 16 to 8,192 elements: jax 0.10.)"""
 
+_LEAST_ELEMENTS = 4096
+"""The fewest elements of an operand that XLA:CPU reduces by its library. (Found by compiling sums of rows of
+3 to 1,000 elements: jax 0.10 and 0.12.)"""
+
 _WINDOW = 32
 """The elements of a window: XLA:CPU reduces longer dimensions window by window, and fuses nothing into
 that."""
@@ -226,10 +231,27 @@ def is_written_before(graph: Graph, reduction: Node, node: Node) -> bool:
     """
     if not reduction.op.startswith("reduce_"):
         return False
-    if reduction.op in _LIBRARY_REDUCTIONS and graph.values[reduction.inputs[0]].dtype in _LIBRARY_DTYPES:
+    if _is_by_library(graph, reduction):
         return not _is_of_library(graph, node)
+    return not _is_in_one_window(reduction) and not node.bitcast
+
+
+def goes_on(graph: Graph, reduction: Node) -> bool:
+    """Whether XLA:CPU computes what is read elementwise of a reduction's result in the reduction's loop: if
+    its rows are no longer than a window, and no library reduces it."""
+    is_fused = reduction.op.startswith("reduce_") and _is_in_one_window(reduction)
+    return is_fused and not _is_by_library(graph, reduction)
+
+
+def _is_by_library(graph: Graph, reduction: Node) -> bool:
+    operand = graph.values[reduction.inputs[0]]
+    is_known = reduction.op in _LIBRARY_REDUCTIONS and operand.dtype in _LIBRARY_DTYPES
+    return is_known and operand.size >= _LEAST_ELEMENTS
+
+
+def _is_in_one_window(reduction: Node) -> bool:
     rows = (n for n, role in zip(reduction.dims, reduction.roles, strict=True) if role == DimRole.REDUCED)
-    return max(rows, default=0) > _WINDOW and not node.bitcast
+    return max(rows, default=0) <= _WINDOW
 
 
 def library_rows(graph: Graph, node: Node) -> int:
@@ -244,8 +266,7 @@ def library_rows(graph: Graph, node: Node) -> int:
         >>> library_rows(make_graph(values, (node,), (0,), (1,)), node)
         100
     """
-    operand = graph.values[node.inputs[0]] if node.kind == OpKind.REDUCTION and node.inputs else None
-    if operand is None or node.op not in _LIBRARY_REDUCTIONS or operand.dtype not in _LIBRARY_DTYPES:
+    if node.kind != OpKind.REDUCTION or not node.inputs or not _is_by_library(graph, node):
         return 0
     if DimRole.REDUCED not in node.roles:
         return 0
@@ -254,7 +275,7 @@ def library_rows(graph: Graph, node: Node) -> int:
         if last is not None and not node.roles[d] == last == DimRole.REDUCED:
             break
         row, last = row * node.dims[d], node.roles[d]
-    return operand.size // max(row, 1)
+    return graph.values[node.inputs[0]].size // max(row, 1)
 
 
 def absorbed_nodes(graph: Graph) -> frozenset[int]:
@@ -289,6 +310,27 @@ def _library_reader(graph: Graph, node: Node) -> Node | None:
     (result,) = node.outputs
     readers = graph.consumers[result]
     return graph.nodes[readers[0]] if len(readers) == 1 and result not in graph.results else None
+
+
+def loops_of_results(graph: Graph, nodes: Collection[int], writes: Collection[int]) -> list[tuple[int, ...]]:
+    """The nodes of the loops that XLA:CPU makes of a group, one for each array that it writes. Each loop
+    reads the other results, and computes for itself what it needs of the rest.
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> loops_of_results(make_graph((), (), (), ()), (), ())
+        []
+    """
+    found = []
+    for v in writes:
+        waiting, inside = [graph.values[v].producer], set[int]()
+        while waiting:
+            n = waiting.pop()
+            if n in nodes and n not in inside:
+                inside.add(n)
+                waiting += [graph.values[u].producer for u in graph.nodes[n].inputs if u not in writes]
+        found.append(tuple(sorted(inside)))
+    return found
 
 
 def is_library_call(graph: Graph, nodes: Iterable[int]) -> bool:

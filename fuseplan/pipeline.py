@@ -267,7 +267,8 @@ class _Planner:
         if again.plan is None or again.time_ps > peer.time_ps:
             return peer
         is_better = again.time_ps < peer.time_ps or (again.plan.bound_ps or 0) > (plan.bound_ps or 0)
-        return again if is_better else peer
+        # A heuristic that is as fast is so on the program with the copies, and is never asked for that alone.
+        return again.uncertified() if is_better else peer
 
     def _of_leaner(self, failed: Attempt) -> Attempt:
         best, ended_by = failed, failed.ended_by

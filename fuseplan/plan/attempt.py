@@ -87,6 +87,15 @@ class Attempt:
         found = self.outcome
         return isinstance(found, MemoryLimitError) and found.limit_bytes < found.least_bytes
 
+    def uncertified(self) -> Attempt:
+        """The same without the name of a heuristic whose plan is as fast."""
+        plan = self.plan
+        return (
+            self
+            if plan is None
+            else replace(self, outcome=replace(plan, stats=replace(plan.stats, certified="")))
+        )
+
     def noted(self, *notes: Note) -> Attempt:
         """The same with more notes on its plan."""
         if self.plan is None:

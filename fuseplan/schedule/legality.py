@@ -26,7 +26,9 @@ Other modules refuse a group for more than its operations:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
@@ -37,10 +39,13 @@ from costmodel.xla_loops import (
     absorbed,
     ends_loop,
     epilogues_of_product,
+    goes_on,
+    is_expensive,
     is_library_call,
     is_one_loop,
     is_scatter,
     is_written_before,
+    loops_of_results,
     repeated_in_loop,
 )
 from fuseplan.plan.options import ALL_FEATURES, Features
@@ -215,18 +220,24 @@ def _xla_loops(graph: Graph, members: list[Node]) -> Verdict | None:
     return _classic_loops(graph, members)
 
 
-def refuse_several(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
-    """Why a kernel of XLA:CPU that ``refuse`` allows cannot write the arrays of ``edge``, or None: its loops
-    of several operations write one, and nothing that its library takes into a call. Not monotone."""
+def refuse_call(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
+    """Why XLA:CPU compiles a group that ``refuse`` allows otherwise than as its loops that write ``edge``, or
+    None: a call of its library writes one array, and takes in what leads to its reductions. Not monotone."""
     if backend_of(backend).emits_kernels or not is_one_loop(graph, nodes):
         return None
     if len(edge.writes) > 1:
-        reason = f"a kernel of XLA writes one array on this device, not {len(edge.writes)}"
-        return Verdict("backend", reason, nodes)
-    for n in {graph.values[v].producer for v in edge.writes}:
+        refused = _classic_loops(graph, [graph.nodes[n] for n in nodes])
+        if refused is not None:
+            return replace(refused, reason=f"{refused.reason}, but for one result")
+        loops = loops_of_results(graph, nodes, edge.writes)
+        for n, count in Counter(n for loop in loops for n in loop).items():
+            if count > 1 and is_expensive(graph.nodes[n]):
+                reason = f"XLA writes what {graph.nodes[n].op} makes for two results"
+                return Verdict("backend", reason, (n,))
+    for n in sorted({graph.values[v].producer for v in edge.writes}):
         reader = absorbed(graph, graph.nodes[n])
         if reader is not None and reader.id not in nodes:
-            reason = f"XLA takes {graph.nodes[n].op} into a library's call, with {reader.op}"
+            reason = f"XLA takes {graph.nodes[n].op} into a call of its library, with {reader.op}"
             return Verdict("backend", reason, (n, reader.id))
     return None
 
@@ -234,7 +245,8 @@ def refuse_several(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Bou
 def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:
     """As ``_xla_loops``, without calls of a library that go on after a reduction."""
     reductions = [node for node in members if node.kind == OpKind.REDUCTION]
-    refused = _loop_ends(members, reductions) or _shared_operands(members)
+    ends = [node for node in reductions if not goes_on(graph, node)]
+    refused = _loop_ends(members, ends) or _wider_than_rows(graph, members) or _shared_operands(members)
     if refused is not None:
         return refused
     for reduction in members:
@@ -242,6 +254,24 @@ def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:
             if node.kind != OpKind.REDUCTION and is_written_before(graph, reduction, node):
                 reason = f"XLA writes what {node.op} makes before {reduction.op} reads it"
                 return Verdict("backend", reason, (node.id, reduction.id))
+    return None
+
+
+def _wider_than_rows(graph: Graph, members: list[Node]) -> Verdict | None:
+    """Why a loop with reductions is none of XLA:CPU's, or None: one of its nodes makes another number of
+    elements of a reduction's result."""
+    rows: dict[int, Node] = {}
+    for node in members:
+        end = next((rows[v] for v in node.inputs if v in rows), None)
+        if end is not None:
+            is_same = all(graph.values[v].size == graph.values[end.outputs[0]].size for v in node.outputs)
+            if not is_same or not (node.kind == OpKind.ELEMENTWISE or node.bitcast):
+                reason = f"XLA ends a loop at {end.op}: {node.op} starts another"
+                return Verdict("backend", reason, (end.id, node.id))
+        elif node.kind == OpKind.REDUCTION:
+            end = node
+        if end is not None:
+            rows.update(dict.fromkeys(node.outputs, end))
     return None
 
 

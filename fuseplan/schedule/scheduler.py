@@ -41,9 +41,9 @@ from fuseplan.schedule.legality import (
     changes_rows,
     possible_prologues,
     refuse,
+    refuse_call,
     refuse_exchange,
     refuse_results,
-    refuse_several,
 )
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
@@ -324,7 +324,7 @@ class Scheduler(Pricing):
             return refused
         refused = self._refuse(nodes, edge, prologues)
         if refused is None:
-            refused = refuse_several(self.graph, self.device.backend, nodes, edge)
+            refused = refuse_call(self.graph, self.device.backend, nodes, edge)
             if refused is not None and (self._nests is None or nodes not in self._nests.offers):
                 return refused
         if refused is not None:

@@ -19,7 +19,7 @@ from costmodel.xla_loops import is_one_loop
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.schedule.addressing import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.layout import contraction_axes, is_nest
-from fuseplan.schedule.legality import refuse, refuse_loop, refuse_nest, refuse_several
+from fuseplan.schedule.legality import refuse, refuse_call, refuse_loop, refuse_nest
 from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.shared_operands import Hubs, full_size_operands
 from fuseplan.support.digraph import reachable
@@ -74,7 +74,7 @@ def check_kernel(
         require(whole, f"{where} is XLA's own and has a schedule of ours")
         return
     refused = refuse(graph, device.backend, nodes, unifier, prologues)
-    refused = refused or refuse_several(graph, device.backend, nodes, boundary(graph, nodes))
+    refused = refused or refuse_call(graph, device.backend, nodes, boundary(graph, nodes))
     is_of_xla = device.capabilities.emits_kernels and not kernel.spec.capabilities.emits_kernels
     if is_of_xla and is_one_loop(graph, nodes):
         refused = refuse_loop(graph, nodes, device.backend)

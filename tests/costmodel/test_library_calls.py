@@ -8,11 +8,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from costmodel.axes import unify
 from costmodel.graph import OpKind, boundary
-from costmodel.xla_loops import is_library_call, is_written_before, library_rows
+from costmodel.roofline import estimate
+from costmodel.xla_loops import absorbed_nodes, is_library_call, is_written_before, library_rows
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.schedule.legality import refuse_several
+from fuseplan.schedule.layout import whole_array_spec
+from fuseplan.schedule.legality import possible_prologues, refuse, refuse_call
+from fuseplan.targets.calibrate import described_cpu
 
 X = jax.ShapeDtypeStruct((4096, 256), "float32")
 FEW = jax.ShapeDtypeStruct((4095, 256), "float32")
@@ -116,11 +120,63 @@ def test_each_kernel_has_one_result():
         "two sums": lambda x: ((x * 2).sum(0), (x + 1).sum(0)),
     }
     for f in several.values():
-        assert kernels_of(f, X) >= 2
-        graph = lower(trace(f, X)).graph
+        graph, cpu = lower(trace(f, X)).graph, described_cpu()
         every = tuple(range(len(graph.nodes)))
-        refused = refuse_several(graph, "xla", every, boundary(graph, every))
-        assert refused is not None
-        assert "writes one array" in refused.reason
-        last = (len(graph.nodes) - 1,)
-        assert refuse_several(graph, "xla", last, boundary(graph, last)) is None
+        if refuse_call(graph, "xla", every, boundary(graph, every)) is None:
+            cost = estimate(graph, whole_array_spec(graph, every), cpu)
+            assert cost.launch_ps == kernels_of(f, X) * cpu.launch_ps
+        else:
+            assert kernels_of(f, X) > len(graph.outputs)
+
+
+def test_each_of_several_results_is_computed_for_itself():
+    """What two results need is evaluated for both, and a result that another needs is read."""
+    cpu = described_cpu()
+    shared = lower(trace(lambda x: ((y := x * 2) + 1, y - 3), X)).graph
+    apart = lower(trace(lambda x: (x * 2 + 1, x * 3 - 3), X)).graph
+    costs = [estimate(g, whole_array_spec(g, tuple(range(len(g.nodes)))), cpu) for g in (shared, apart)]
+    assert costs[0] == costs[1]
+    chained = lower(trace(lambda x: (y := x * 2, y + 1), X)).graph
+    cost = estimate(chained, whole_array_spec(chained, (0, 1)), cpu)
+    assert cost.flops.vector == 2 * X.size
+    assert cost.hbm_bytes == 4 * 4 * X.size
+
+
+def test_what_a_library_takes_into_its_call():
+    """XLA writes a lookup, and squares it in the call that sums it: the two are no loop without the sum."""
+
+    def f(table, i):
+        return (table[i] ** 2).sum(-1)
+
+    args = jax.ShapeDtypeStruct((5000, 64), "float32"), jax.ShapeDtypeStruct((4096,), "int32")
+    graph = lower(trace(f, *args)).graph
+    at = {node.op: node.id for node in graph.nodes}
+    power, gather, total = at["integer_pow"], at["gather"], at["reduce_sum"]
+    assert absorbed_nodes(graph) == {power}
+    for nodes, is_refused in (((gather, power), True), ((power, total), False)):
+        assert (refuse_call(graph, "xla", nodes, boundary(graph, nodes)) is not None) == is_refused
+    text = jax.jit(f).lower(*args).compile().as_text()
+    call = next(part for part in text.split("\n\n") if " reduce(" in part)
+    assert " multiply(" in call
+    assert " gather(" not in call
+
+
+SHORT = jax.ShapeDtypeStruct((100, 30), "float32")
+GOES_ON = {
+    "arithmetic": (True, lambda x: jnp.sqrt((x * x).sum(-1)) * 2 + 1),
+    "comparison": (True, lambda x: x.max(-1) > 0),
+    "integers": (True, lambda x: (x > 0).sum(-1) * 3),
+    "broadcast back": (False, lambda x: x - x.max(-1, keepdims=True)),
+    "positions": (False, lambda x: x.argmax(-1) + 1),
+    "long rows": (False, lambda x: x.T.sum(-1) * 2),
+}
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_what_is_computed_in_the_loop_of_short_rows(name):
+    goes_on, f = GOES_ON[name]
+    graph = lower(trace(f, SHORT)).graph
+    every = tuple(range(len(graph.nodes)))
+    refused = refuse(graph, "xla", every, lambda nodes: unify(graph, nodes), possible_prologues(graph))
+    assert (refused is None) == goes_on
+    assert (kernels_of(f, SHORT) == 1) == goes_on
