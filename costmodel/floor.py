@@ -22,7 +22,8 @@ class Floor:
 
     The bound counts:
 
-    - one launch;
+    - one launch; on a CPU, where each kernel of XLA has one result, a launch for each operation whose result
+      is needed outside, but for those in ``nested``;
     - one read of every array from outside (of an array that slices read, the smallest slice) and one write of
       every result that is needed outside;
     - one execution of every flop. Of copies of an operation (``Graph.origins``), one is executed and one
@@ -42,6 +43,9 @@ class Floor:
     ) -> None:
         self.graph, self.device = graph, device
         nested = nested or {}
+        is_of_xla = device.platform == "cpu" and not device.capabilities.emits_kernels
+        self.has_own_kernel = [is_of_xla and node.id not in nested for node in graph.nodes]
+        """For each node, whether no kernel that writes its result writes that of another."""
         wait_ps = device.grid_step_ps if device.sequential_grid else device.hbm_latency_ps
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
         self.of_arrays = frozenset([node.id for node in graph.nodes if node.dims])
@@ -128,6 +132,7 @@ class Floor:
         moved = matrix_ps = vector = transcendental = launched = 0
         read: set[int] = set()
         written: set[int] = set()
+        ends: set[int] = set()
         name, origins, readers = self.name, self.origins, self.readers
         done: set[int] = set()
         anchors: list[int] = []
@@ -138,6 +143,8 @@ class Floor:
             for v in writes:
                 if not inside >= readers[v]:
                     written.add(name[v])
+                    if self.has_own_kernel[n]:
+                        ends.add(origins[n])
             if origins[n] in done:
                 continue
             done.add(origins[n])
@@ -186,7 +193,7 @@ class Floor:
                 # the times overlap, and only the product's loads are certain.
                 loads = sum(self.loads[n].anyhow for n in anchors)
             memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
-        return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved
+        return device.launch_ps * max(len(ends), 1) + max(memory_ps, matrix_ps, compute_ps), moved
 
 
 class ContractionLoads:

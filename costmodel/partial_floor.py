@@ -83,6 +83,12 @@ class PartialFloor:
         names, self._first_copy_written = _runs([floor.name[v] for v, _ in written])
         self._write_bytes = np.array([floor.nbytes[v] for v in names], dtype=np.float64)
         self._tiled_write_bytes = np.array([floor.kernel_bytes[v] for v in names], dtype=np.float64)
+        makers_of = [floor.graph.nodes[floor.graph.values[v].producer] for v in names]
+        self._own_launch = np.array(
+            [floor.has_own_kernel[m.id] and v == m.outputs[0] for v, m in zip(names, makers_of, strict=True)],
+            dtype=np.float64,
+        )
+        """For each array that is written, 1 if another kernel is launched for it than for all others."""
         each = [(i, m) for i, nodes in enumerate(working) for m in nodes]
         each.sort(key=lambda item: floor.origins[item[1]])
         self._worker = np.array([i for i, _ in each], dtype=np.intp)
@@ -182,7 +188,8 @@ class PartialFloor:
         slowest = np.maximum(memory_ps, _time_ps(loads, device.cache_bytes_per_s))
         slowest = np.maximum(np.maximum(slowest, matrix_ps), compute_ps)
         is_kernel = executed > 0 if several is None else (executed > 0) | several
-        floor_ps = np.where(is_kernel, device.launch_ps + slowest, 0)
+        launch_ps = device.launch_ps * np.maximum(total(writes, self._own_launch), 1)
+        floor_ps = np.where(is_kernel, launch_ps + slowest, 0)
         if not is_additive:
             return PartialBounds(floor_ps, ())
         known_ps = [_rate_ps(moved, device.hbm_bytes_per_s), vector_ps]
@@ -190,7 +197,7 @@ class PartialFloor:
             known_ps.append(_rate_ps(loaded, device.cache_bytes_per_s))
         added_ps = self._added(known, possible, tiled, idle)
         additive = [
-            Additive(np.where(is_kernel, device.launch_ps + ps, 0), added)
+            Additive(np.where(is_kernel, launch_ps + ps, 0), added)
             for ps, added in zip(known_ps, added_ps, strict=True)
         ]
         return PartialBounds(floor_ps, tuple(additive))

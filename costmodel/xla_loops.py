@@ -260,11 +260,11 @@ def library_rows(graph: Graph, node: Node) -> int:
 
     Example:
         >>> from costmodel.graph import Value, make_graph
-        >>> values = Value(0, (100, 3), "float32", -1), Value(1, (100,), "float32", 0)
+        >>> values = Value(0, (2000, 3), "float32", -1), Value(1, (2000,), "float32", 0)
         >>> roles, maps = (DimRole.PARALLEL, DimRole.REDUCED), ((((0,), (1,)),), (((0,),),))
-        >>> node = Node(0, "reduce_sum", OpKind.REDUCTION, (0,), (1,), (100, 3), roles, *maps)
+        >>> node = Node(0, "reduce_sum", OpKind.REDUCTION, (0,), (1,), (2000, 3), roles, *maps)
         >>> library_rows(make_graph(values, (node,), (0,), (1,)), node)
-        100
+        2000
     """
     if node.kind != OpKind.REDUCTION or not node.inputs or not _is_by_library(graph, node):
         return 0
