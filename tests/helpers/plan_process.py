@@ -40,10 +40,11 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "norms": partial(norms, 3),
     "mlp": partial(_small, "mlp"),
     "causal_attention_grad": partial(_small, "causal_attention_grad"),
+    "attention": partial(_small, "attention"),
     **{name: partial(body_programs.build, name) for name in body_programs.PROGRAMS},
 }
 
-MOST_BYTES = {"mlp": 2_000, "causal_attention_grad": 17_000}
+MOST_BYTES = {"mlp": 2_000, "causal_attention_grad": 17_000, "attention": 8_500}
 """Limits of memory that make plans slower, or that none keeps to."""
 
 CIRCLE = ("eeooee", [[], [], [0], [1], [0, 3], [1, 2]])

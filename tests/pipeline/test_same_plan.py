@@ -33,7 +33,7 @@ CASES = [
     ("gpt2_block", "tpu_v5e"),
     ("norms", "h200"),
     ("mlp", "h200"),
-    ("causal_attention_grad", "cpu"),
+    ("attention", "cpu"),
 ]
 """By groups, by packs, with values computed again, and within a limit of memory."""
 
