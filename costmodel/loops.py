@@ -27,7 +27,7 @@ from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
-from costmodel.xla_loops import library_rows
+from costmodel.xla_loops import LEAST_LIBRARY_ELEMENTS, library_rows
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -392,8 +392,10 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         part, whole = _tile_share(axes, done.axes)
         vector += -(-done.vector * part // whole) * count
         transcendental += -(-done.transcendental * part // whole) * count
-        reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
-        reduction += -(-done.rows * part // whole) * device.reduction_row_ps * count
+        added = -(-done.reduced * part // whole)
+        reduction += time_ps(added, device.reduction_per_s) * count
+        if added >= LEAST_LIBRARY_ELEMENTS:
+            reduction += -(-done.rows * part // whole) * device.reduction_row_ps * count
     for i in work.products:
         node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
         products += _batch_size(axes, node, own)

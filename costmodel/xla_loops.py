@@ -214,7 +214,7 @@ _LEAST_ROWS = 4096
 """The fewest rows that XLA:CPU reduces, and uses the results of, in one call of the library. (Found by
 compiling softmaxes of 1 to 65,536 rows of 16 to 8,192 elements: jax 0.10.)"""
 
-_LEAST_ELEMENTS = 4096
+LEAST_LIBRARY_ELEMENTS = 4096
 """The fewest elements of an operand that XLA:CPU reduces by its library. (Found by compiling sums of rows of
 3 to 1,000 elements: jax 0.10 and 0.12.)"""
 
@@ -244,9 +244,11 @@ def goes_on(graph: Graph, reduction: Node) -> bool:
 
 
 def _is_by_library(graph: Graph, reduction: Node) -> bool:
+    if not reduction.inputs:  # of literals alone
+        return False
     operand = graph.values[reduction.inputs[0]]
     is_known = reduction.op in _LIBRARY_REDUCTIONS and operand.dtype in _LIBRARY_DTYPES
-    return is_known and operand.size >= _LEAST_ELEMENTS
+    return is_known and operand.size >= LEAST_LIBRARY_ELEMENTS
 
 
 def _is_in_one_window(reduction: Node) -> bool:

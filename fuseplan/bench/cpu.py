@@ -435,7 +435,8 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row.goal_speedup is not None]
     if judged:
         lines.append(f"Goals met: {sum(row.status == 'met' for row in judged)} of {len(judged)}.")
-    lines += price_lines([asdict(row) for row in rows])
+    for line in price_lines([asdict(row) for row in rows]):
+        lines += wrapped(line, 80, "  ")
     times = [(row.workload, row.predicted_ms, row.fuseplan_ms) for row in rows]
     for line in divergence_lines(times, "cpu"):
         lines += wrapped(line, 80, "  ")
@@ -463,7 +464,7 @@ def price_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for modelled, measured in (("predicted_ms", "fuseplan_ms"), ("jax_predicted_ms", "jax_ms"))
         if row[modelled] and row[measured]
     ]
-    if len(pairs) < 2:
+    if len(pairs) < 3:
         return []
     modelled, measured = (np.array(column) for column in zip(*pairs, strict=True))
     mean = math.exp(np.log(modelled / measured).mean())

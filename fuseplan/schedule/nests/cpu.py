@@ -36,6 +36,10 @@ EQUAL_TIME = (110, 100)
 its matrix products: the surcharge on what the model may not see (``costmodel.loops``). The one that needs the
 least memory is chosen: of its pages fewer are new in a call, and more of them are in a cache."""
 
+LONG_AXIS, LONG_TILE = 256, 16
+"""An axis that has so many of the longest tiles has one that is so many times as long, too. If it alone is
+tiled, as the indices of a lookup are, shorter tiles are too small for all cores."""
+
 MASKED_KERNELS = 24
 """The number of fastest tilings whose masked tiles are determined, which takes milliseconds each. A mask
 changes the order of tilings little."""
@@ -112,6 +116,8 @@ def _tiles(size: int, free: bool) -> tuple[int, ...]:
     tiles that do not overlap need no masks. An axis of 2,000 has tiles of 500, not of 512.
     """
     tiles = [tile for tile in backend_of("loops").pass_tiles if tile < size]
+    if tiles and size >= LONG_AXIS * tiles[-1]:
+        tiles.append(LONG_TILE * tiles[-1])
     if not tiles:
         return (1, size) if free else (size,)
     return (*(_divisor(size, tile) or tile for tile in tiles), size)
