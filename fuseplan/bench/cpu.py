@@ -278,9 +278,7 @@ def _peer(
 
     def settled(result: Any) -> Any:
         arrays = [np.asarray(x) for x in jax.tree.leaves(result)]
-        return (
-            arrays if case.settled is None else [case.settled(jax.tree.map(np.asarray, tensors), arrays[0])]
-        )
+        return arrays if case.settled is None else [case.settled(args, arrays[0])]
 
     try:
         result = jax.tree.map(lambda x: x.detach().numpy(), f(*tensors))
