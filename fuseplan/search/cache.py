@@ -76,7 +76,11 @@ class Entry:
 
     def may_be_found_with(self, left: int) -> bool:
         """Whether a search would find the same solution with so much work left."""
-        return left == self.left or self.work <= _UNAFFECTED * min(left, self.left)
+        if left == self.left:
+            return True
+        # A search that begins with nothing left does no work, and is cut short all the same.
+        was_cut = self.note is not None and self.note.limit is not None
+        return not was_cut and self.work <= _UNAFFECTED * min(left, self.left)
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""

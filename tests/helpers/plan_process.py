@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from costmodel.device import DeviceSpec
 from experiments.deadlines import norms, sums, web
 from fuseplan import Plan
 from fuseplan.plan.constraints import Constraints
@@ -56,7 +57,7 @@ def _limits(name: str) -> Constraints | None:
 
 
 def planned(
-    name: str, device: str, deadline_s: float = 90.0, kept: cache.SolutionCache | None = None
+    name: str, device: str | DeviceSpec, deadline_s: float = 90.0, kept: cache.SolutionCache | None = None
 ) -> Answer:
     """The plan of a program, or why it has none; with nothing remembered, or what ``kept`` has.
 

@@ -22,20 +22,23 @@ from fuseplan.support import work
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import LEAST_S, Limit, StageTimer, Work, first_reached, limit_of, unlimited
 from fuseplan.workloads import get_workload
+from tests.helpers.cpus import SERVER_CPU
 from tests.helpers.plan_process import PROGRAMS, digest, digests, planned, planned_together
 from tests.helpers.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python
 
 CASES = [
-    ("layernorm_grad", "cpu"),
+    ("layernorm_grad", SERVER_CPU),
     ("adam_update", "h200"),
     ("gpt2_block", "tpu_v5e"),
     ("norms", "h200"),
     ("mlp", "h200"),
-    ("attention", "cpu"),
+    ("attention", SERVER_CPU),
 ]
 """By groups, by packs, with values computed again, and within a limit of memory."""
+
+IDS = [f"{name}-{getattr(device, 'name', device)}" for name, device in CASES]
 
 
 def in_process(times, seed, device):
@@ -100,7 +103,7 @@ def assert_cut_is_told(monkeypatch, plan, n_cuts):
     assert told > 0
 
 
-@pytest.mark.parametrize(("name", "device"), CASES)
+@pytest.mark.parametrize(("name", "device"), CASES, ids=IDS)
 def test_a_plan_that_the_clock_cut_says_so(monkeypatch, name, device):
     assert_cut_is_told(monkeypatch, lambda: planned(name, device), n_cuts=8)
 
@@ -109,7 +112,7 @@ def test_components_that_the_clock_left_apart_say_so(monkeypatch):
     assert_cut_is_told(monkeypatch, planned_together, n_cuts=200)
 
 
-@pytest.mark.parametrize(("name", "device"), CASES)
+@pytest.mark.parametrize(("name", "device"), CASES, ids=IDS)
 def test_every_deadline_that_lets_the_search_end_gives_one_plan(monkeypatch, name, device):
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     plans = [planned(name, device, deadline_s) for deadline_s in (1.0, LEAST_S, 60.0)]
@@ -117,7 +120,7 @@ def test_every_deadline_that_lets_the_search_end_gives_one_plan(monkeypatch, nam
     assert len(set(map(digest, plans))) == 1
 
 
-@pytest.mark.parametrize(("name", "device"), CASES[:-1])
+@pytest.mark.parametrize(("name", "device"), CASES[:-1], ids=IDS[:-1])
 def test_a_plan_that_counted_work_cut_says_so_and_is_the_same_with_a_memo(monkeypatch, name, device):
     kept = cache.SolutionCache()
     whole = planned(name, device, kept=kept)

@@ -38,6 +38,7 @@ from fuseplan.search.cache_sqlite import Disk
 from fuseplan.search.grouping import decompose
 from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.workloads import get_workload
+from fuseplan.support.work import Limit
 from tests.helpers.cache_process import chain, work
 from tests.helpers.small_graphs import Bytes, graph, graphs
 from tests.planners.test_planners import SOLVE, layers, programs
@@ -343,6 +344,13 @@ def test_a_solution_does_not_depend_on_a_limit_that_was_far_away():
     assert much.may_be_found_with(64)
     assert not much.may_be_found_with(10_000)
     assert Entry.from_json(much.to_json()) == much
+
+
+def test_a_solution_that_a_limit_cut_short_is_found_with_that_limit_only():
+    cut = note(NoteKind.SEARCH_CUT, limit=Limit.WORK)
+    nothing_left = Entry((1,), (1, 1, 1), 0, False, note=cut, work=0, left=0)
+    assert nothing_left.may_be_found_with(0)
+    assert not nothing_left.may_be_found_with(10_000)
 
 
 def test_an_entry_with_cases_is_read_as_it_was_written():
