@@ -37,8 +37,8 @@ from fuseplan.search.cache import Entry, SolutionCache, using_cache
 from fuseplan.search.cache_sqlite import Disk
 from fuseplan.search.grouping import decompose
 from fuseplan.search.must_fuse import plan_constrained
-from fuseplan.workloads import get_workload
 from fuseplan.support.work import Limit
+from fuseplan.workloads import get_workload
 from tests.helpers.cache_process import chain, work
 from tests.helpers.small_graphs import Bytes, graph, graphs
 from tests.planners.test_planners import SOLVE, layers, programs
