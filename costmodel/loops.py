@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from costmodel import dtypes
-from costmodel.axes import NodeAxes, compose, made_map
-from costmodel.cpu_functions import flops_on_cpu
+from costmodel.axes import NodeAxes, compose, made_map, reduced_axes
+from costmodel.cpu_functions import IN_TURN, flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
@@ -43,6 +43,9 @@ class Arithmetic(NamedTuple):
     """Input elements of a reduction."""
     rows: int
     """Rows of them that a library walks (``xla_loops.library_rows``)."""
+    in_turn: Axes
+    """The axes whose rows a tile combines one after the other: those that a user's ``jax.lax.reduce``
+    reduces."""
 
 
 class Block(NamedTuple):
@@ -119,6 +122,7 @@ class _Nodes:
                 flops.transcendental,
                 sum(graph.values[v].size for v in node.inputs) if reduces else 0,
                 library_rows(graph, node) if reduces else 0,
+                tuple(sorted(reduced_axes(node, own))) if node.op == IN_TURN else (),
             )
             self.arithmetic.append(arithmetic.setdefault(done, len(arithmetic)))
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
@@ -387,11 +391,15 @@ _TILE_PARTS = (
 def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> Cost:
     """The cost of some nodes of a nest on one tile; its ``onchip_bytes`` are those of their results."""
     axes = spec.axes
-    reduction = vector = transcendental = matrix = products = matrix_ps = 0
+    reduction = vector = transcendental = matrix = products = matrix_ps = turns = 0
     for done, count in work.arithmetic:
         part, whole = _tile_share(axes, done.axes)
-        vector += -(-done.vector * part // whole) * count
-        transcendental += -(-done.transcendental * part // whole) * count
+        times = count
+        if done.in_turn:  # Each row is a small kernel, on one core.
+            turns += math.prod([axes[a].tile for a in done.in_turn]) * count
+            times *= device.core_count
+        vector += -(-done.vector * part // whole) * times
+        transcendental += -(-done.transcendental * part // whole) * times
         added = -(-done.reduced * part // whole)
         reduction += time_ps(added, device.reduction_per_s) * count
         if added >= LEAST_LIBRARY_ELEMENTS:
@@ -419,7 +427,7 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         # Only products are calls; other kernels are part of the program. Each product and each large
         # reduction is handed to all cores, and so is the elementwise work before it.
         launch_ps=device.launch_ps * products,
-        step_ps=device.step_ps * bool(work.nodes),
+        step_ps=device.step_ps * (bool(work.nodes) + turns),
         sync_ps=2 * device.handoff_ps * (products + work.reductions * (idle == 1)),
         memory_ps=0 if sums_ps or is_cached else traffic_ps,
         cache_ps=traffic_ps if is_cached and not sums_ps else 0,

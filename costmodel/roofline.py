@@ -61,7 +61,7 @@ def estimate(
         return Cost()
     if _has_loop_for_each_result(graph, spec, device):
         loops = loops_of_results(graph, spec.nodes, [access.value for access in spec.writes])
-        parts = [_loop_of(graph, spec, *pair) for pair in zip(loops, spec.writes, strict=True)]
+        parts = [_loop_of(graph, spec, nodes, end) for end, nodes in loops.items()]
         return _sum_of([estimate(graph, part, device) for part in parts])
     if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
@@ -146,15 +146,16 @@ def estimate(
 
 
 def _has_loop_for_each_result(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> bool:
-    """Whether XLA makes several loops of a group: on a CPU each writes one array."""
+    """Whether XLA makes several loops of a group: on a CPU each writes the results of one operation."""
     is_of_xla = device.platform == "cpu" and spec.compiled is None and not spec.axes
-    return is_of_xla and len(spec.writes) > 1 and is_one_loop(graph, spec.nodes)
+    ends = {graph.values[access.value].producer for access in spec.writes}
+    return is_of_xla and len(ends) > 1 and is_one_loop(graph, spec.nodes)
 
 
-def _loop_of(graph: Graph, spec: KernelSpec, nodes: tuple[int, ...], result: Access) -> KernelSpec:
-    """The loop of some of the nodes of a group that XLA compiles, which writes one array."""
+def _loop_of(graph: Graph, spec: KernelSpec, nodes: tuple[int, ...], end: int) -> KernelSpec:
+    """The loop of some of the nodes of a group that XLA compiles, which writes the results of ``end``."""
     node_axes = dict(zip(spec.nodes, spec.node_axes, strict=True))
-    written = {access.value for access in spec.writes} - {result.value}
+    written = {access.value for access in spec.writes} - set(graph.nodes[end].outputs)
     read = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs)
     outside = [v for v in read if v in written or graph.values[v].producer not in nodes]
     return replace(
@@ -162,7 +163,7 @@ def _loop_of(graph: Graph, spec: KernelSpec, nodes: tuple[int, ...], result: Acc
         nodes=nodes,
         node_axes=tuple(node_axes[n] for n in nodes),
         reads=tuple(Access(v, ((),) * len(graph.values[v].shape)) for v in outside),
-        writes=(result,),
+        writes=tuple(access for access in spec.writes if access.value not in written),
     )
 
 

@@ -314,24 +314,26 @@ def _library_reader(graph: Graph, node: Node) -> Node | None:
     return graph.nodes[readers[0]] if len(readers) == 1 and result not in graph.results else None
 
 
-def loops_of_results(graph: Graph, nodes: Collection[int], writes: Collection[int]) -> list[tuple[int, ...]]:
-    """The nodes of the loops that XLA:CPU makes of a group, one for each array that it writes. Each loop
-    reads the other results, and computes for itself what it needs of the rest.
+def loops_of_results(
+    graph: Graph, nodes: Collection[int], writes: Collection[int]
+) -> dict[int, tuple[int, ...]]:
+    """The nodes of the loops that XLA:CPU makes of a group, by the node whose results the loop writes. Each
+    loop reads the other results, and computes for itself what it needs of the rest.
 
     Example:
         >>> from costmodel.graph import make_graph
         >>> loops_of_results(make_graph((), (), (), ()), (), ())
-        []
+        {}
     """
-    found = []
-    for v in writes:
-        waiting, inside = [graph.values[v].producer], set[int]()
+    found: dict[int, tuple[int, ...]] = {}
+    for end in dict.fromkeys(graph.values[v].producer for v in writes):
+        waiting, inside = [end], set[int]()
         while waiting:
             n = waiting.pop()
             if n in nodes and n not in inside:
                 inside.add(n)
                 waiting += [graph.values[u].producer for u in graph.nodes[n].inputs if u not in writes]
-        found.append(tuple(sorted(inside)))
+        found[end] = tuple(sorted(inside))
     return found
 
 

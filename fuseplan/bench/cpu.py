@@ -417,7 +417,8 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     if rows and rows[0].cpu:
         row = rows[0]
         memory = "" if row.memory_bytes is None else f", {bytes_text(row.memory_bytes)}"
-        lines.append(f"{row.cpu}, {row.cores} cores{memory}; JAX {row.jax}, Python {row.python}")
+        machine = f"{row.cpu}, {row.cores} cores{memory}; JAX {row.jax}, Python {row.python}"
+        lines += wrapped(machine, 80, "  ")
     repeats = max((row.repeats or 0 for row in rows), default=0)
     if repeats > 1:
         lines.append(f"Medians of {repeats} runs each, in turns; ±%: half of the quartiles' distance.")

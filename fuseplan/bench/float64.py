@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuseplan.frontend.trace import Equation, Literal, Traced, trace
+from fuseplan.frontend.trace import Equation, Flat, Literal, flatten, trace
+from fuseplan.support import jax_compat
 
 
 def in_float64(f: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -39,7 +40,7 @@ def is_right_in_float64(f: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     return all(8 * math.prod(aval.shape) < 2**31 for aval in trace(f, *args).avals)
 
 
-def _evaluate(traced: Traced, flat: tuple[Any, ...]) -> list[Any]:
+def _evaluate(traced: Flat, flat: tuple[Any, ...]) -> list[Any]:
     values: dict[int, Any] = dict(zip(traced.inputs, flat, strict=True))
 
     def read(operand: Any) -> Any:
@@ -64,10 +65,22 @@ def _bind(equation: Equation, operands: list[Any]) -> Any:
         names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
         kept: dict[str, Any] = {name: params[name] for name in names}
         return jax.lax.scatter_add(*operands, **kept)
+    if equation.primitive.name == "reduce":
+        return _reduce(equation, operands)
     if equation.primitive.name in _WITH_BODIES:
         narrow = [jnp.asarray(x, aval.dtype) for x, aval in zip(operands, equation.in_avals, strict=True)]
         return [_widened(x) for x in equation.primitive.bind(*narrow, **equation.params)]
     return equation.primitive.bind(*operands, **params)
+
+
+def _reduce(equation: Equation, operands: list[Any]) -> Any:
+    """A reduction by a function of the user, which is traced for the narrow type."""
+    function, n = flatten(jax_compat.closed(equation.params["jaxpr"])), len(equation.out_avals)
+
+    def combine(a: Any, b: Any) -> Any:
+        return tuple(_evaluate(function, [*map(_widened, function.consts), *a, *b]))
+
+    return jax.lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, equation.params["dimensions"])
 
 
 def _is_narrow(value: Any) -> bool:

@@ -301,7 +301,7 @@ class PassEvaluator:
 
         def shift_of(total: Any) -> Any:
             chain = dict(blocks)
-            put_results(maximum, [maximum.finish(total)], chain)
+            put_results(maximum, maximum.finish(total), chain)
             for i in source.chain:
                 step = self.nest.steps[i]
                 put_results(step, step.finish_parts(self._evaluate(step, chain, self.position)), chain)
@@ -326,7 +326,7 @@ class PassEvaluator:
         for operation, v in scale.factors:
             factor = self._aligned_value(v, step).astype(total.dtype)
             total = total * factor if operation == "mul" else total / factor
-        put_results(step, [step.finish(total)], self.invariant)
+        put_results(step, step.finish(total), self.invariant)
         self.results = self._write(self.results, step, self.invariant, self.position)
 
     def _aligned_value(self, v: int, step: Step) -> Any:

@@ -68,13 +68,13 @@ class Step:
         """The accumulator of a block of ``shape`` before anything is combined into it."""
         return self.reduction.init(shape, self.equation)
 
-    def finish(self, total: Any) -> Any:
-        """Convert the final accumulator of a reduction to its result, in the result's dtype."""
+    def finish(self, total: Any) -> Sequence[Any]:
+        """Convert the final accumulator of a reduction to its results, in their dtypes."""
         return self.reduction.finish(total, self.equation)
 
     def finish_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
         """The results of a step whose reduced axes are whole in the tile."""
-        return parts if self.rule.reduction is None else [self.finish(parts[0])]
+        return parts if self.rule.reduction is None else self.finish(parts[0])
 
 
 def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:

@@ -230,7 +230,7 @@ def refuse_call(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Bounda
         if refused is not None:
             return replace(refused, reason=f"{refused.reason}, but for one result")
         loops = loops_of_results(graph, nodes, edge.writes)
-        for n, count in Counter(n for loop in loops for n in loop).items():
+        for n, count in Counter(n for loop in loops.values() for n in loop).items():
             if count > 1 and is_expensive(graph.nodes[n]):
                 reason = f"XLA writes what {graph.nodes[n].op} makes for two results"
                 return Verdict("backend", reason, (n,))

@@ -45,6 +45,7 @@ GOALS: dict[str, Goal | None] = {
     "nbody_energy_grad": None,
     "chamfer": None,
     "energy_distance": None,
+    "distance_moments": None,
     "magnetic_field": None,
     "kernel_products": None,
     "structure_factor": None,

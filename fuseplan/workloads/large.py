@@ -121,6 +121,8 @@ _ALL = (
            4000, 8),
     _pairs("neighbour_counts", "points within a distance of one", pairwise.neighbour_counts, "xy", 8000,
            8000),
+    _pairs("distance_moments", "means and variances of distances, by a function of the user",
+           pairwise.distance_moments, "xy", 8000, 8000),
     Workload("magnetic_field", "the field of currents, by Biot and Savart", {"m": 6000, "n": 6000},
              {"m": 131, "n": 139}, of_shapes(pairwise.magnetic_field, "m 3", "n 3", "n 3")),
     Workload("kernel_products", "products of kernels of masked coordinates",

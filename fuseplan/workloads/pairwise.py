@@ -123,6 +123,22 @@ def neighbour_counts(x: Array, y: Array) -> tuple[Array, Array]:
     return near.sum(1), near.any(1)
 
 
+def distance_moments(x: Array, y: Array) -> tuple[Array, Array]:
+    """The mean and the variance of the squared distances of each of ``x[M, D]`` to all of ``y[N, D]``, in
+    one reduction by the updates of B. P. Welford (Technometrics 4, 1962): ``[M]`` each."""
+
+    def joined(a: Any, b: Any) -> Any:
+        (count, mean, squares), (more, other, others) = a, b
+        total, apart = count + more, other - mean
+        share = more / jnp.maximum(total, 1)
+        return total, mean + apart * share, squares + others + apart * apart * count * share
+
+    d = difference_distances(x, y)
+    parts = jnp.ones_like(d), d, jnp.zeros_like(d)
+    count, mean, squares = jax.lax.reduce(parts, (0.0, 0.0, 0.0), joined, (1,))
+    return mean, squares / count
+
+
 def kernel_products(x: Array, masks: Array, b: Array) -> Array:
     """Sums of products of Gaussian kernels of the coordinates of ``x[M, D]`` that each of ``masks[K, D]``
     selects, with weights ``b[M]``: ``[K, M]``."""

@@ -32,7 +32,7 @@ from tests.helpers.quickly import QUICKLY, on_both
 
 QUICK = pytest.mark.usefixtures("compiled_quickly")
 BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "nearest", "k_means")
-BOTH += ("gradient of gaussian", "statistics", "reductions", "late_factor", "partial_totals")
+BOTH += ("gradient of gaussian", "statistics", "monoids", "reductions", "late_factor", "partial_totals")
 
 
 @QUICK

@@ -110,12 +110,10 @@ def on_tiles(eqn, operands, extents, options=None):
         blocks = [view(x, space, m, extents, starts) for x, m in arrays]
         if reduction is not None and outer not in totals:
             shapes = LoopTile(eqn, space, extents, starts, had).out_shapes
-            totals[outer] = [reduction.init(shape, eqn) for shape in shapes]
+            totals[outer] = [reduction.init(shapes[0], eqn)]
         totals[outer] = turn(totals.get(outer), starts, had, blocks)
-        for result, dim_map, total, aval in zip(
-            results, space.output_maps, totals[outer], eqn.out_avals, strict=True
-        ):
-            part = total if reduction is None else reduction.finish(total, eqn)
+        parts = totals[outer] if reduction is None else reduction.finish(totals[outer][0], eqn)
+        for result, dim_map, part, aval in zip(results, space.output_maps, parts, eqn.out_avals, strict=True):
             assert part.dtype == aval.dtype
             place = view(result, space, dim_map, extents, starts)
             place[...] = np.asarray(part).reshape(place.shape)
@@ -284,13 +282,47 @@ def test_extrema_and_choices_of_any_dtype(dtype):
         check(lambda x: (lax.argmax(x, 1, "int32"), lax.argmin(x, 0, "int64"), x.max(0), x.min(1)), x)
 
 
+def _affine(first, second):
+    """One map after the other: it does not commute."""
+    return first[0] * second[0], first[1] * second[0] + second[1]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_function_of_the_user_combines_in_order(dim):
+    x, y = random(), random(seed=1)
+    checked = check(lambda x, y: lax.reduce((x, y), (1.0, 0.0), _affine, (dim,)), x, y, tolerance=1e-4)
+    assert checked == {"reduce"}
+    check(lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b - a * b, (dim,)), x, tolerance=1e-4)
+
+
+def test_a_function_of_the_user_may_choose_and_hold_calls():
+    def later(a, b):
+        return jnp.where(b[0] >= a[0], b[0], a[0]), jnp.where(b[0] >= a[0], b[1], a[1])
+
+    x, at = random("int32"), np.arange(ROWS * COLUMNS, dtype="int32").reshape(ROWS, COLUMNS)
+    check(lambda x, at: lax.reduce((x % 3, at), (-9, 0), later, (1,)), x, at, op="reduce")
+
+
+def test_a_reduction_from_a_start_that_is_no_number_is_xlas():
+    x = random()
+    for f, args in (
+        (lambda x, start: lax.reduce(x, start, lambda a, b: a + b - a * b, (1,)), (x, np.float32(0))),
+        (lambda x: lax.reduce((x, x), (1.0, 0.0), _affine, (0, 1)), (x,)),
+        (lambda x: lax.reduce((x, x), (1.0, 0.0), _affine, (0,)), (x[:0],)),
+    ):
+        (*_, eqn) = trace(f, *args).equations
+        assert eqn.primitive.name == "reduce"
+        assert rule_of(eqn).backends(eqn) == ()
+
+
 def test_sums_of_narrow_floats_are_carried_in_float32():
     x = random("bfloat16", (3, 300))
     check(lambda x: x.sum(1), x, tolerance=1e-2, op="reduce_sum")
     (eqn,) = trace(lambda x: lax.reduce_sum(x, axes=(1,)), x).equations
     reduction = rule_of(eqn).reduction
     assert reduction.init((3,), eqn).dtype == jnp.float32
-    assert reduction.finish(reduction.init((3,), eqn), eqn).dtype == jnp.bfloat16
+    (total,) = reduction.finish(reduction.init((3,), eqn), eqn)
+    assert total.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -92,6 +92,12 @@ FLOPS = {
     "cumulative sum": (lambda x: lax.cumsum(x, 1), (X,), Flops(vector=24 * 3)),
     "sort": (lambda x: lax.sort(x), (X,), Flops(vector=24 * 3)),
     "argmax": (lambda x: lax.argmax(x, 1, "int32"), (X,), Flops(vector=24)),
+    # Three operations for each of six elements of a row but the first.
+    "reduction by a function": (
+        lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b - a * b, (1,)),
+        (X,),
+        Flops(vector=4 * 5 * 3),
+    ),
     "top_k": (lambda x: lax.top_k(x, 2), (X,), Flops(vector=24)),
     "scatter": (lambda x: x.at[jnp.array([0, 2])].set(x[:2]), (X,), Flops(vector=2 * 6)),
     "fft": (lambda x: jnp.fft.fft(x), (jax.ShapeDtypeStruct((4, 8), "float32"),), Flops(vector=5 * 32 * 3)),

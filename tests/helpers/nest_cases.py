@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 M, N, D = 17, 33, 4
 TILES = {M: 5, N: 7}
@@ -191,6 +192,33 @@ def forces(x, y, mass):
     return jnp.einsum("ijd,ij->id", r, mass / (d2 * jnp.sqrt(d2)))
 
 
+def monoids(x, y):
+    """A mean with its variance, a sum of exponentials with its maximum, and affine maps one after the other
+    (which do not commute), each by a function of the user; of the last pair only the second result."""
+
+    def moments(a, b):
+        (n, mean, squares), (more, other, others) = a, b
+        count, apart = n + more, other - mean
+        share = more / jnp.maximum(count, 1.0)
+        return count, mean + apart * share, squares + others + apart * apart * n * share
+
+    def exponentials(a, b):
+        top = jnp.maximum(a[0], b[0])
+        shift = jnp.where(jnp.isneginf(top), 0.0, top)
+        return top, a[1] * jnp.exp(a[0] - shift) + b[1] * jnp.exp(b[0] - shift)
+
+    def then(first, second):
+        return first[0] * second[0], first[1] * second[0] + second[1]
+
+    d = ((x[:, None] - y[None]) ** 2).sum(-1)
+    one, zero = jnp.ones_like(d), jnp.zeros_like(d)
+    return (
+        lax.reduce((one, d, zero), (0.0, 0.0, 0.0), moments, (1,)),
+        lax.reduce((-d, one), (-jnp.inf, 0.0), exponentials, (0,)),
+        lax.reduce((jnp.cos(d), d), (1.0, 0.0), then, (1,))[1],
+    )
+
+
 def statistics(x, y):
     z = jnp.sin(x @ y.T)
     mean = z.mean(-1, keepdims=True)
@@ -292,7 +320,8 @@ CASES: dict[str, Case] = {
         for f in (gaussian, gaussian_of_differences, laplacian, inverse_distance)
     },
     "gradient of forces": (with_gradient(forces), (*XY, normal(N), normal(M, 3, seed=2))),
-    **{f.__name__: (f, XY) for f in (nearest, k_means, soft_minimum, statistics, reciprocal)},
+    **{f.__name__: (f, XY) for f in (nearest, k_means, soft_minimum, statistics, monoids)},
+    "reciprocal": (reciprocal, XY),
     **{f.__name__: (f, XY) for f in (lost_sums, contracted_weights)},
     "gradient of soft_minimum": (with_gradient(soft_minimum), (*XY, normal(M))),
     "gradient of statistics": (jax.grad(lambda *a: sum(z.sum() for z in statistics(*a)), (0, 1)), XY),

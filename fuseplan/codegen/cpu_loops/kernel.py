@@ -30,8 +30,10 @@ def emit(
 ) -> Callable[..., tuple[Any, ...]]:
     """The group as a loop nest, or ``part`` of one; see ``fuseplan.codegen.emit``."""
     nest, avals = Nest(spec, lowered, part), lowered.avals
-    # The steps whose results combine tiles.
-    combined = {v: nest.steps[i] for v in nest.writes if nest.accumulates_outside(i := nest.maker(v))}
+    makers = {v: nest.maker(v) for v in nest.writes}
+    # The steps whose results combine tiles, each by its first result.
+    combining = dict.fromkeys(i for i in makers.values() if nest.accumulates_outside(i))
+    combined = {nest.steps[i].equation.outputs[0]: nest.steps[i] for i in combining}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         values = dict(zip(nest.reads, arrays, strict=True))
@@ -47,19 +49,18 @@ def emit(
                 position[nest.outer[0]] = t
             return _OuterTile(nest, values, orders, position, results).run()
 
-        results = {
-            v: combined[v].initial(avals[v].shape)
-            if v in combined
-            else jnp.zeros(avals[v].shape, avals[v].dtype)
-            for v in nest.writes
-        }
+        stored = [v for v in nest.writes if makers[v] not in combining]
+        results: Results = {v: jnp.zeros(avals[v].shape, avals[v].dtype) for v in stored}
+        results |= {v: step.initial(avals[v].shape) for v, step in combined.items()}
         results |= {~v: array for v, array in nest.scratch().items()}
         turns = math.prod(counts)
         if turns == 1:
             results = turn(0, results)
         else:
             results = lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, results)
-        return tuple(combined[v].finish(results[v]) if v in combined else results[v] for v in nest.writes)
+        for v, step in combined.items():
+            results |= zip(step.equation.outputs, step.finish(results[v]), strict=True)
+        return tuple(results[v] for v in nest.writes)
 
     return run
 

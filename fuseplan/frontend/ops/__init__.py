@@ -9,6 +9,7 @@ from __future__ import annotations
 from fuseplan.frontend.ops import (
     contraction,
     elementwise,
+    monoid,
     movement,
     one_hot_gather,
     opaque,
@@ -20,6 +21,11 @@ from fuseplan.frontend.ops.rule import has_rule, register_rule, rule_of, rules
 
 __all__ = ["has_rule", "register_rule", "rule_of", "rules"]
 
-for _family in (elementwise, movement, slices, reduction, contraction, one_hot_gather, opaque, random_bits):
+_FAMILIES = (
+    *(elementwise, movement, slices, reduction, monoid, contraction),
+    *(one_hot_gather, opaque, random_bits),
+)
+
+for _family in _FAMILIES:
     for _name, _rule in _family.RULES.items():
         register_rule(_name, _rule)

@@ -18,33 +18,34 @@ from fuseplan.frontend.trace import Equation, flatten
 from fuseplan.support import jax_compat
 
 
-def _body_flops(jaxpr: Any) -> Flops:
+def body_flops(jaxpr: Any) -> Flops:
+    """The flops of a jaxpr, open or closed, that an equation has for a parameter."""
     return sum((rule_of(eqn).flops(eqn) for eqn in flatten(jax_compat.closed(jaxpr)).equations), Flops())
 
 
 def _scan_flops(eqn: Equation) -> Flops:
-    return _body_flops(eqn.params["jaxpr"]).times(eqn.params["length"])
+    return body_flops(eqn.params["jaxpr"]).times(eqn.params["length"])
 
 
 def _while_flops(eqn: Equation) -> Flops:
     """The flops of one trip: the trip count is unknown when the plan is made."""
-    return _body_flops(eqn.params["body_jaxpr"]) + _body_flops(eqn.params["cond_jaxpr"])
+    return body_flops(eqn.params["body_jaxpr"]) + body_flops(eqn.params["cond_jaxpr"])
 
 
 def _cond_flops(eqn: Equation) -> Flops:
     """The flops of the most expensive branch, an upper bound."""
-    return max((_body_flops(b) for b in eqn.params["branches"]), key=lambda f: f.total)
+    return max((body_flops(b) for b in eqn.params["branches"]), key=lambda f: f.total)
 
 
 def _call_flops(eqn: Equation) -> Flops:
     jaxpr = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    return _body_flops(jaxpr) if jaxpr is not None else Flops()
+    return body_flops(jaxpr) if jaxpr is not None else Flops()
 
 
 def _fused_flops(eqn: Equation) -> Flops:
     """The flops of the traced function; where the equation is one pass of a derivative, of both passes."""
     jaxpr = eqn.params["jaxpr"]
-    return _body_flops(jex_core.ClosedJaxpr(jaxpr, [None] * len(jaxpr.constvars)))
+    return body_flops(jex_core.ClosedJaxpr(jaxpr, [None] * len(jaxpr.constvars)))
 
 
 def _fft_flops(eqn: Equation) -> Flops:

@@ -267,8 +267,8 @@ class ArgReduction(Reduction):
         dtype = self.accumulator(eqn.in_avals[0].dtype)
         return jnp.full(shape, self.neutral(dtype), dtype), jnp.full(shape, _NO_INDEX, jnp.int32)
 
-    def finish(self, total: Any, eqn: Equation) -> Any:
-        return total[1].astype(eqn.out_avals[0].dtype)
+    def finish(self, total: Any, eqn: Equation) -> Sequence[Any]:
+        return [total[1].astype(eqn.out_avals[0].dtype)]
 
 
 def _arg_extremum(

@@ -99,10 +99,10 @@ class Reduction:
         dtype = self.accumulator(eqn.out_avals[0].dtype)
         return jnp.full(shape, self.neutral(dtype), dtype)
 
-    def finish(self, total: Any, eqn: Equation) -> Any:
-        """The equation's result, in its dtype, from the final accumulator."""
+    def finish(self, total: Any, eqn: Equation) -> Sequence[Any]:
+        """The equation's results, in their dtypes, from the final accumulator."""
         dtype = eqn.out_avals[0].dtype
-        return total if jnp.result_type(total) == dtype else total.astype(dtype)
+        return [total if jnp.result_type(total) == dtype else total.astype(dtype)]
 
 
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
