@@ -78,7 +78,7 @@ def _reduce(equation: Equation, operands: list[Any]) -> Any:
     function, n = flatten(jax_compat.closed(equation.params["jaxpr"])), len(equation.out_avals)
 
     def combine(a: Any, b: Any) -> Any:
-        return tuple(_evaluate(function, [*map(_widened, function.consts), *a, *b]))
+        return tuple(_evaluate(function, (*map(_widened, function.consts), *a, *b)))
 
     return jax.lax.reduce(tuple(operands[:n]), tuple(operands[n:]), combine, equation.params["dimensions"])
 
