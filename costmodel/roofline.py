@@ -9,7 +9,7 @@ integers, rounded up, so that a plan does not depend on the machine that makes i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
@@ -18,7 +18,7 @@ from costmodel import dtypes
 from costmodel.axes import NodeAxes
 from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
-from costmodel.graph import DimRole, Flops, Graph, Node
+from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import NestWork, fresh_ps, library_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
@@ -63,6 +63,9 @@ def estimate(
         loops = loops_of_results(graph, spec.nodes, [access.value for access in spec.writes])
         parts = [_loop_of(graph, spec, nodes, end) for end, nodes in loops.items()]
         return _sum_of([estimate(graph, part, device) for part in parts])
+    if _is_call_with_product(graph, spec, device):
+        steps = [estimate(graph, _alone(graph, spec, n), device) for n in spec.nodes]
+        return replace(_sum_of(steps), in_turns=True)
     if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
     assert not isinstance(work, NestWork), "only a loop nest has NestWork"
@@ -150,6 +153,33 @@ def _has_loop_for_each_result(graph: Graph, spec: KernelSpec, device: DeviceSpec
     is_of_xla = device.platform == "cpu" and spec.compiled is None and not spec.axes
     ends = {graph.values[access.value].producer for access in spec.writes}
     return is_of_xla and len(ends) > 1 and is_one_loop(graph, spec.nodes)
+
+
+def _is_call_with_product(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> bool:
+    """Whether a call of XLA:CPU's library holds a matrix product: it then computes one operation after the
+    other, each into memory of its own."""
+    if device.platform != "cpu" or spec.axes or spec.capabilities.loop_nest:
+        return False
+    has_product = any(graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in spec.nodes)
+    return has_product and is_one_loop(graph, spec.nodes)
+
+
+def _alone(graph: Graph, spec: KernelSpec, n: int) -> KernelSpec:
+    """The kernel of one node of a group."""
+    node = graph.nodes[n]
+
+    def whole(values: Iterable[int]) -> tuple[Access, ...]:
+        return tuple(Access(v, ((),) * len(graph.values[v].shape)) for v in dict.fromkeys(values))
+
+    node_axes = (((),) * len(node.dims),)
+    return replace(
+        spec,
+        nodes=(n,),
+        node_axes=node_axes,
+        reads=whole(node.inputs),
+        writes=whole(node.outputs),
+        compiled=None,
+    )
 
 
 def _loop_of(graph: Graph, spec: KernelSpec, nodes: tuple[int, ...], end: int) -> KernelSpec:

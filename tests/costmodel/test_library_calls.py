@@ -161,6 +161,57 @@ def test_what_a_library_takes_into_its_call():
     assert " gather(" not in call
 
 
+def shaped(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+ROWS, WEIGHTS, BACK = shaped(512, 64), shaped(64, 256), shaped(256, 32)
+PRODUCTS = {
+    "a sum of rows": (1, lambda x, w: (x @ w).sum(1), (ROWS, WEIGHTS)),
+    "after a function": (1, lambda x, w: jnp.tanh(x @ w).max(0), (ROWS, WEIGHTS)),
+    "two, one after the other": (2, lambda x, w, v: (jnp.tanh(x @ w) @ v).sum(), (ROWS, WEIGHTS, BACK)),
+    "of a transposed right side": (1, lambda x: (x @ x.T).sum(1), (ROWS,)),
+    "of a transposed left side": (0, lambda x: (x.T @ x).sum(1), (ROWS,)),
+    "with a vector": (0, lambda x, v: (x @ v).sum(), (shaped(5000, 64), shaped(64))),
+    "of a batch": (
+        1,
+        lambda a, b: jnp.einsum("bij,bjk->bik", a, b).sum(1),
+        (shaped(4, 99, 64),) * 1 + (shaped(4, 64, 99),),
+    ),
+    "that two read": (0, lambda x, w: ((p := x @ w).sum(1), p.max(1)), (ROWS, WEIGHTS)),
+    "that is a result": (0, lambda x, w: (p := x @ w, p.sum(1)), (ROWS, WEIGHTS)),
+    "in half precision": (
+        0,
+        lambda x, w: (x @ w).sum(1),
+        (shaped(512, 64, dtype="float16"), shaped(64, 256, dtype="float16")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_that_a_library_takes_into_its_call(name):
+    count, f, args = PRODUCTS[name]
+    graph = lower(trace(f, *args)).graph
+    taken = [graph.nodes[n].op for n in absorbed_nodes(graph)]
+    assert taken.count("dot_general") == count
+    text = jax.jit(f).lower(*args).compile().as_text()
+    calls = [part for part in text.split("\n\n") if " reduce(" in part and "ENTRY" not in part]
+    assert sum(part.count(" dot(") for part in calls) == count
+
+
+def test_a_call_with_products_runs_one_operation_after_the_other():
+    """Each into memory of its own, where a loop of XLA keeps the results in registers."""
+    graph = lower(trace(lambda x, w: jnp.tanh(x @ w).sum(1), shaped(4096, 64), shaped(64, 4096))).graph
+    cpu = described_cpu()
+    every = tuple(n.id for n in graph.nodes)
+    alone = [estimate(graph, whole_array_spec(graph, (n,)), cpu) for n in every]
+    call = estimate(graph, whole_array_spec(graph, every), cpu)
+    for part in ("launch_ps", "fresh_ps", "matrix_ps", "memory_ps", "transcendental_ps"):
+        assert getattr(call, part) == sum(getattr(cost, part) for cost in alone)
+    assert call.fresh_ps > 0
+    assert call.time_ps >= call.launch_ps + call.fresh_ps + call.matrix_ps + call.memory_ps
+
+
 SHORT = jax.ShapeDtypeStruct((100, 30), "float32")
 GOES_ON = {
     "arithmetic": (True, lambda x: jnp.sqrt((x * x).sum(-1)) * 2 + 1),
