@@ -21,9 +21,12 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
 
 from costmodel import dtypes
+
+T = TypeVar("T")
 
 DimMap = tuple[tuple[int, ...], ...]
 """For each dimension of a value, the iteration dimensions that it merges, major first."""
@@ -168,6 +171,8 @@ class Graph:
     """Pairs of nodes; the second depends on the first by a path outside this graph."""
     results: frozenset[int] = field(init=False, repr=False, compare=False)
     """``outputs`` as a set."""
+    known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What ``once`` has computed of the graph."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "results", frozenset(self.outputs))
@@ -180,6 +185,19 @@ class Graph:
             lines.append(f"n{node.id:<4}{outs} = {node.op} {ins}    [{node.kind.name.lower()}]")
         lines.append(f"out  {', '.join(f'v{v}' for v in self.outputs)}")
         return "\n".join(lines)
+
+
+def once(f: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Compute a function of a graph once for each graph."""
+
+    @wraps(f)
+    def known(graph: Graph) -> T:
+        if f.__name__ not in graph.known:
+            graph.known[f.__name__] = f(graph)
+        found: T = graph.known[f.__name__]
+        return found
+
+    return known
 
 
 def make_graph(

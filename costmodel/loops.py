@@ -27,7 +27,8 @@ from costmodel.cpu_functions import IN_TURN, flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
-from costmodel.xla_loops import LEAST_LIBRARY_ELEMENTS, library_rows
+from costmodel.temporaries import LARGE_BYTES, are_new_pages
+from costmodel.xla_loops import LEAST_LIBRARY_ELEMENTS, absorbed_in_group, library_rows
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -46,6 +47,9 @@ class Arithmetic(NamedTuple):
     in_turn: Axes
     """The axes whose rows a tile combines one after the other: those that a user's ``jax.lax.reduce``
     reduces."""
+    moved_bytes: int
+    """Bytes of operands and results, where XLA's library computes them in the call of a reduction: it runs
+    one operation after the other on small blocks."""
 
 
 class Block(NamedTuple):
@@ -94,7 +98,7 @@ class NestWork:
 
 def nest_work(graph: Graph, spec: KernelSpec) -> NestWork:
     """The work of the nest ``spec``, and of every nest that differs from it only in tile sizes."""
-    nodes = _Nodes(graph, spec.nodes, spec.node_axes)
+    nodes = _Nodes(graph, spec)
     in_loop = {i for p in spec.passes for i in p}
     outside = [i for i in range(len(spec.nodes)) if i not in in_loop]
     kept = _kept(graph, spec) if spec.keeps else ()
@@ -104,8 +108,8 @@ def nest_work(graph: Graph, spec: KernelSpec) -> NestWork:
 class _Nodes:
     """The nodes of a nest, each with the kind of its arithmetic and of the blocks that it touches."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[int], node_axes: Sequence[NodeAxes]) -> None:
-        self.nodes = [graph.nodes[n] for n in nodes]
+    def __init__(self, graph: Graph, spec: KernelSpec) -> None:
+        self.nodes = [graph.nodes[n] for n in spec.nodes]
         arithmetic: dict[Arithmetic, int] = {}
         blocks: dict[Block, int] = {}
         bits = [dtypes.bits(value.dtype) for value in graph.values]
@@ -114,7 +118,8 @@ class _Nodes:
         self.blocks: list[list[tuple[int, int]]] = []
         """For each node, the arrays that it reads and writes, each with the index of its block in
         ``every_block``."""
-        for node, own in zip(self.nodes, node_axes, strict=True):
+        absorbed = absorbed_in_group(graph, spec.nodes, {access.value for access in spec.writes})
+        for node, own in zip(self.nodes, spec.node_axes, strict=True):
             reduces, flops = node.kind == OpKind.REDUCTION, flops_on_cpu(graph, node, tiled=True)
             done = Arithmetic(
                 _axes(own),
@@ -123,6 +128,7 @@ class _Nodes:
                 sum(graph.values[v].size for v in node.inputs) if reduces else 0,
                 library_rows(graph, node) if reduces else 0,
                 tuple(sorted(reduced_axes(node, own))) if node.op == IN_TURN else (),
+                _moved_bytes(graph, node) if node.id in absorbed else 0,
             )
             self.arithmetic.append(arithmetic.setdefault(done, len(arithmetic)))
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
@@ -279,10 +285,9 @@ def _size(dims: Sequence[int] | set[int] | frozenset[int], extents: Sequence[int
 _SPLIT_BYTES = 256 << 10
 """XLA runs a kernel whose blocks are no larger on one core (measured: jax 0.10 and 0.12)."""
 
-_LARGE_BYTES = 32 << 20
-"""A result of this size or more is returned to the system when freed, so that each run touches new pages (the
-largest dynamic M_MMAP_THRESHOLD of glibc, mallopt(3)). XLA allocates all temporaries of a run at once: of
-these, all that are large (``DeviceSpec.least_large_bytes``) may be new pages."""
+_KEPT_MOVES = 5
+"""How often the blocks that one pass keeps for another are moved: they are set to zero, written in place, and
+copied from there for the later pass."""
 
 _MARGIN = (11, 10)
 """The surcharge on the time of a nest beside its matrix products, as (numerator, denominator).
@@ -305,6 +310,10 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     temp_bytes = max(tile.onchip_bytes for tile, _ in tiles)
     write_bytes = sum(graph.values[w.value].nbytes for w in spec.writes)
     read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
+    # A kept product is there for the whole streamed axis.
+    extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
+    kept_bytes = sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
+    total["cache_ps"] += time_ps(_KEPT_MOVES * kept_bytes * outer, _bandwidth(device, kept_bytes))
     # Results are set to zero, then written in place.
     total["memory_ps"] += time_ps(2 * write_bytes, device.hbm_bytes_per_s)
     once_ps = time_ps(read_bytes + write_bytes, device.hbm_bytes_per_s)
@@ -315,13 +324,11 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     rest_ps = max(moved_ps, total["vector_ps"] + total["transcendental_ps"])
     rest_ps += total["launch_ps"] + total["step_ps"] + total["sync_ps"]
     total["launch_ps"] += device.launch_ps
-    # A kept product is there for the whole streamed axis.
-    extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
-    kept_bytes = sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
     tile_bytes = temp_bytes + kept_bytes
     new_bytes = write_bytes + tile_bytes
-    if new_bytes < _LARGE_BYTES:
-        new_bytes = tile_bytes if tile_bytes >= device.least_large_bytes else 0
+    if new_bytes < LARGE_BYTES:
+        is_new = are_new_pages(graph) and tile_bytes >= device.least_large_bytes
+        new_bytes = tile_bytes if is_new else 0
     return Cost(
         **total,
         fresh_ps=time_ps(new_bytes, device.fresh_bytes_per_s),
@@ -350,9 +357,13 @@ def library_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec) -> int:
     members = [graph.nodes[n] for n in nodes]
     if len(members) < 2 or not any(library_rows(graph, n) for n in members if n.kind == OpKind.REDUCTION):
         return 0
-    moved = [v for node in members if not node.bitcast for v in (*node.inputs, *node.outputs)]
-    nbytes = sum(graph.values[v].nbytes for v in moved)
+    nbytes = sum(_moved_bytes(graph, node) for node in members)
     return time_ps(nbytes, device.private_cache_bytes_per_s or device.hbm_bytes_per_s)
+
+
+def _moved_bytes(graph: Graph, node: Node) -> int:
+    """Bytes that a library moves for an operation that it fuses."""
+    return 0 if node.bitcast else sum(graph.values[v].nbytes for v in (*node.inputs, *node.outputs))
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
@@ -370,15 +381,16 @@ def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
 
 
 def _new_bytes(graph: Graph, made: Iterable[int], device: DeviceSpec) -> int:
-    """The bytes of the arrays ``made`` that are new pages: of large temporaries all, of the program's results
-    those of ``_LARGE_BYTES`` or more together."""
+    """The bytes of the arrays ``made`` that are new pages: of the program's results those of ``LARGE_BYTES``
+    or more together; of temporaries these, and all large ones where they are new pages together."""
     own = temporary = 0
+    least_bytes = device.least_large_bytes if are_new_pages(graph) else LARGE_BYTES
     for v in made:
         if v in graph.results:
             own += graph.values[v].nbytes
-        elif graph.values[v].nbytes >= device.least_large_bytes:
+        elif graph.values[v].nbytes >= least_bytes:
             temporary += graph.values[v].nbytes
-    return temporary + (own if own >= _LARGE_BYTES else 0)
+    return temporary + (own if own >= LARGE_BYTES else 0)
 
 
 _TILE_PARTS = (
@@ -391,7 +403,7 @@ _TILE_PARTS = (
 def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> Cost:
     """The cost of some nodes of a nest on one tile; its ``onchip_bytes`` are those of their results."""
     axes = spec.axes
-    reduction = vector = transcendental = matrix = products = matrix_ps = turns = 0
+    reduction = vector = transcendental = matrix = products = matrix_ps = turns = library = 0
     for done, count in work.arithmetic:
         part, whole = _tile_share(axes, done.axes)
         times = count
@@ -404,6 +416,8 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         reduction += time_ps(added, device.reduction_per_s) * count
         if added >= LEAST_LIBRARY_ELEMENTS:
             reduction += -(-done.rows * part // whole) * device.reduction_row_ps * count
+        if part >= LEAST_LIBRARY_ELEMENTS:
+            library += -(-done.moved_bytes * part // whole) * count
     for i in work.products:
         node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
         products += _batch_size(axes, node, own)
@@ -423,6 +437,7 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
     traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
     sums_ps = reduction * idle if reduction * idle > traffic_ps else 0
     is_cached = block_bytes <= device.cache_bytes
+    library_ps = time_ps(library, device.private_cache_bytes_per_s or device.hbm_bytes_per_s)
     return Cost(
         # Only products are calls; other kernels are part of the program. Each product and each large
         # reduction is handed to all cores, and so is the elementwise work before it.
@@ -430,7 +445,7 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         step_ps=device.step_ps * (bool(work.nodes) + turns),
         sync_ps=2 * device.handoff_ps * (products + work.reductions * (idle == 1)),
         memory_ps=0 if sums_ps or is_cached else traffic_ps,
-        cache_ps=traffic_ps if is_cached and not sums_ps else 0,
+        cache_ps=library_ps * idle + (traffic_ps if is_cached and not sums_ps else 0),
         sums_ps=sums_ps,
         matrix_ps=matrix_ps,
         vector_ps=time_ps(vector, device.vector_flops_per_s) * idle,

@@ -64,8 +64,8 @@ def estimate(
         parts = [_loop_of(graph, spec, nodes, end) for end, nodes in loops.items()]
         return _sum_of([estimate(graph, part, device) for part in parts])
     if _is_call_with_product(graph, spec, device):
-        steps = [estimate(graph, _alone(graph, spec, n), device) for n in spec.nodes]
-        return replace(_sum_of(steps), in_turns=True)
+        alone = [estimate(graph, _alone(graph, spec, n), device) for n in spec.nodes]
+        return replace(_sum_of(alone), in_turns=True)
     if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
     assert not isinstance(work, NestWork), "only a loop nest has NestWork"

@@ -8,11 +8,11 @@ evaluates that array at each point of the stencil; a value that is broadcast is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import prod
 
 from costmodel.backends import Backend
-from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
+from costmodel.graph import DimRole, Graph, Node, OpKind, boundary, once
 
 DIVISIONS = frozenset({"div", "rem"})
 """Primitives that XLA counts as expensive, beside those with transcendental operations."""
@@ -280,6 +280,7 @@ def library_rows(graph: Graph, node: Node) -> int:
     return graph.values[node.inputs[0]].size // max(row, 1)
 
 
+@once
 def absorbed_nodes(graph: Graph) -> frozenset[int]:
     """The nodes that XLA:CPU takes into a call of its library, whatever a plan groups: what leads to a
     reduction, matrix products too, as far as the library has the operations and each is the only reader of
@@ -290,33 +291,38 @@ def absorbed_nodes(graph: Graph) -> frozenset[int]:
         >>> absorbed_nodes(make_graph((), (), (), ()))
         frozenset()
     """
-    found: set[int] = set()
-    for node in reversed(graph.nodes):
-        reader = _library_reader(graph, node)
+    return absorbed_in_group(graph, range(len(graph.nodes)), graph.results)
+
+
+def absorbed_in_group(graph: Graph, nodes: Sequence[int], writes: Collection[int]) -> frozenset[int]:
+    """As ``absorbed_nodes``, of a program that has only the ``nodes``, ascending, and the results
+    ``writes``."""
+    inside, found = set(nodes), set[int]()
+    for n in reversed(nodes):
+        node = graph.nodes[n]
+        if any(v in writes for v in node.outputs):
+            continue
+        readers = [graph.nodes[r] for v in node.outputs for r in graph.consumers[v] if r in inside]
+        reader = library_reader(graph, node, readers)
         if reader is not None and (reader.id in found or library_rows(graph, reader)):
-            found.add(node.id)
+            found.add(n)
     return frozenset(found)
 
 
 def absorbed(graph: Graph, node: Node) -> Node | None:
     """The reader with which a node is in a call of the library (``absorbed_nodes``), or None."""
-    first = reader = _library_reader(graph, node)
-    while reader is not None and not library_rows(graph, reader):
-        reader = _library_reader(graph, reader)
-    return first if reader is not None else None
+    if node.id not in absorbed_nodes(graph):
+        return None
+    return graph.nodes[graph.consumers[node.outputs[0]][0]]
 
 
-def _library_reader(graph: Graph, node: Node) -> Node | None:
-    """The only reader of an operation that the library has, if it has a single one."""
-    if len(node.outputs) != 1 or node.outputs[0] in graph.results:
+def library_reader(graph: Graph, node: Node, readers: Sequence[Node]) -> Node | None:
+    """The only one of the ``readers`` of a node, if XLA:CPU's library has the node's operation."""
+    if len(node.outputs) != 1 or len(readers) != 1:
         return None
-    readers = graph.consumers[node.outputs[0]]
-    if len(readers) != 1:
-        return None
-    reader = graph.nodes[readers[0]]
-    # A product reads its right operand in either order.
-    is_turned = node.op == "transpose" and reader.inputs[1:] == node.outputs
-    is_turned = is_turned and _is_product_of_library(graph, reader)
+    (reader,) = readers
+    # A product reads its right operand in either order; the left one of such a product is not transposed.
+    is_turned = node.op == "transpose" and _is_product_of_library(graph, reader)
     is_known = is_turned or _is_product_of_library(graph, node)
     return reader if is_known or (node.kind < OpKind.REDUCTION and _is_of_library(graph, node)) else None
 

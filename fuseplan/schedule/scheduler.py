@@ -21,6 +21,7 @@ from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.onchip import KernelFootprint, largest_block
 from costmodel.partial_floor import PartialFloor
 from costmodel.roofline import Work, estimate, work_of
+from costmodel.temporaries import are_new_pages
 from costmodel.tiling_costs import tiling_costs
 from costmodel.xla_loops import is_one_loop
 from fuseplan.frontend.lower import Lowered
@@ -436,10 +437,11 @@ class Scheduler(Pricing):
 
     @cached_property
     def settings(self) -> str:
-        """Text for all that prices depend on, apart from the graph."""
+        """Text for all that prices depend on, apart from the operations of a group."""
         masked = self._nests is not None and self._nests.lowered is not None
         # A subclass may give other prices.
-        return repr((type(self).__module__, type(self).__qualname__, self.device, self.features, masked))
+        own = type(self).__module__, type(self).__qualname__
+        return repr((*own, self.device, self.features, masked, are_new_pages(self.graph)))
 
     @cached_property
     def _signatures(self) -> Signatures:
