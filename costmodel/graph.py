@@ -171,7 +171,7 @@ class Graph:
     """Pairs of nodes; the second depends on the first by a path outside this graph."""
     results: frozenset[int] = field(init=False, repr=False, compare=False)
     """``outputs`` as a set."""
-    known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What ``once`` has computed of the graph."""
 
     def __post_init__(self) -> None:
@@ -190,14 +190,16 @@ class Graph:
 def once(f: Callable[[Graph], T]) -> Callable[[Graph], T]:
     """Compute a function of a graph once for each graph."""
 
+    name = f"{f.__module__}.{f.__qualname__}"
+
     @wraps(f)
-    def known(graph: Graph) -> T:
-        if f.__name__ not in graph.known:
-            graph.known[f.__name__] = f(graph)
-        found: T = graph.known[f.__name__]
+    def computed(graph: Graph) -> T:
+        if name not in graph.computed:
+            graph.computed[name] = f(graph)
+        found: T = graph.computed[name]
         return found
 
-    return known
+    return computed
 
 
 def make_graph(

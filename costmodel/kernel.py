@@ -183,9 +183,8 @@ class Cost:
     """What one kernel costs on one device, part by part; times in picoseconds.
 
     Some parts always add up: ``launch_ps``, ``scan_ps``, ``sync_ps``, ``fresh_ps``, ``surcharge_ps``. The
-    others are work of units that run at the same time: the slowest unit counts. In a CPU's loops, and in
-    calls of its library (``in_turns``), little overlaps: steps and contractions add to the slower of traffic
-    and arithmetic.
+    others are work of units that run at the same time: the slowest unit counts. In a CPU's loops
+    (``in_turns``) little overlaps: steps and contractions add to the slower of traffic and arithmetic.
     """
 
     launch_ps: int = 0
@@ -217,7 +216,7 @@ class Cost:
     onchip_bytes: int = 0
     flops: Flops = field(default_factory=Flops)
     in_turns: bool = False
-    """Whether contractions and the rest take turns, as in a CPU's loops and calls."""
+    """Whether contractions and the rest take turns, as in a CPU's loops."""
 
     @property
     def time_ps(self) -> int:

@@ -362,8 +362,9 @@ def library_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec) -> int:
 
 
 def _moved_bytes(graph: Graph, node: Node) -> int:
-    """Bytes that a library moves for an operation that it fuses."""
-    return 0 if node.bitcast else sum(graph.values[v].nbytes for v in (*node.inputs, *node.outputs))
+    """Bytes that a library moves for an operation that it fuses; a product's are in its own time."""
+    is_moved = not node.bitcast and node.kind != OpKind.OUT_ELEMENTWISE_FUSABLE
+    return 0 if not is_moved else sum(graph.values[v].nbytes for v in (*node.inputs, *node.outputs))
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
@@ -384,7 +385,7 @@ def _new_bytes(graph: Graph, made: Iterable[int], device: DeviceSpec) -> int:
     """The bytes of the arrays ``made`` that are new pages: of the program's results those of ``LARGE_BYTES``
     or more together; of temporaries these, and all large ones where they are new pages together."""
     own = temporary = 0
-    least_bytes = device.least_large_bytes if are_new_pages(graph) else LARGE_BYTES
+    least_bytes = min(device.least_large_bytes, LARGE_BYTES) if are_new_pages(graph) else LARGE_BYTES
     for v in made:
         if v in graph.results:
             own += graph.values[v].nbytes
@@ -403,13 +404,21 @@ _TILE_PARTS = (
 def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> Cost:
     """The cost of some nodes of a nest on one tile; its ``onchip_bytes`` are those of their results."""
     axes = spec.axes
+    largest = traffic = block_bytes = temp_bytes = 0
+    for block, moves in work.moved:
+        nbytes = -(-math.prod([axes[a].tile for a in block.axes]) * block.bits // 8)
+        largest = max(largest, nbytes)
+        traffic += nbytes * moves.times
+        block_bytes += nbytes * moves.arrays
+        temp_bytes += nbytes * moves.made
+    idle = 1 if largest > _SPLIT_BYTES else device.core_count
     reduction = vector = transcendental = matrix = products = matrix_ps = turns = library = 0
     for done, count in work.arithmetic:
         part, whole = _tile_share(axes, done.axes)
         times = count
         if done.in_turn:  # Each row is a small kernel, on one core.
             turns += math.prod([axes[a].tile for a in done.in_turn]) * count
-            times *= device.core_count
+            times *= device.core_count // idle
         vector += -(-done.vector * part // whole) * times
         transcendental += -(-done.transcendental * part // whole) * times
         added = -(-done.reduced * part // whole)
@@ -425,14 +434,6 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         matrix_ps += product_ps(graph, node, device, tile)
         part, whole = _tile_share(axes, {a for dims in own for a in dims})
         matrix += -(-node.flops.matrix * part // whole)
-    largest = traffic = block_bytes = temp_bytes = 0
-    for block, moves in work.moved:
-        nbytes = -(-math.prod([axes[a].tile for a in block.axes]) * block.bits // 8)
-        largest = max(largest, nbytes)
-        traffic += nbytes * moves.times
-        block_bytes += nbytes * moves.arrays
-        temp_bytes += nbytes * moves.made
-    idle = 1 if largest > _SPLIT_BYTES else device.core_count
     # A reduction is fused with the operations before it: the slower of adding and moving counts.
     traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
     sums_ps = reduction * idle if reduction * idle > traffic_ps else 0

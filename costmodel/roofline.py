@@ -25,6 +25,7 @@ from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.traffic import bytes_moved
 from costmodel.xla_loops import (
+    absorbed_in_group,
     ends_loop,
     evaluations_in_loop,
     is_one_loop,
@@ -64,8 +65,9 @@ def estimate(
         parts = [_loop_of(graph, spec, nodes, end) for end, nodes in loops.items()]
         return _sum_of([estimate(graph, part, device) for part in parts])
     if _is_call_with_product(graph, spec, device):
-        alone = [estimate(graph, _alone(graph, spec, n), device) for n in spec.nodes]
-        return replace(_sum_of(alone), in_turns=True)
+        whole = _sum_of([estimate(graph, _alone(graph, spec, n), device) for n in spec.nodes])
+        launches = 1 if spec.compiled is None else spec.compiled.launches
+        return replace(whole, launch_ps=launches * device.launch_ps)
     if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
     assert not isinstance(work, NestWork), "only a loop nest has NestWork"
@@ -160,8 +162,11 @@ def _is_call_with_product(graph: Graph, spec: KernelSpec, device: DeviceSpec) ->
     other, each into memory of its own."""
     if device.platform != "cpu" or spec.axes or spec.capabilities.loop_nest:
         return False
-    has_product = any(graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in spec.nodes)
-    return has_product and is_one_loop(graph, spec.nodes)
+    products = {n for n in spec.nodes if graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE}
+    if not products or not is_one_loop(graph, spec.nodes):
+        return False
+    writes = {access.value for access in spec.writes}
+    return products <= absorbed_in_group(graph, spec.nodes, writes)
 
 
 def _alone(graph: Graph, spec: KernelSpec, n: int) -> KernelSpec:
@@ -201,7 +206,8 @@ def _sum_of(costs: Sequence[Cost]) -> Cost:
     """The cost of kernels that run one after the other."""
     names = [f.name for f in fields(Cost) if f.name not in ("flops", "in_turns")]
     total = {name: sum(getattr(cost, name) for cost in costs) for name in names}
-    return Cost(**total, flops=sum((cost.flops for cost in costs), Flops()))
+    in_turns = any(cost.in_turns for cost in costs)
+    return Cost(**total, flops=sum((cost.flops for cost in costs), Flops()), in_turns=in_turns)
 
 
 @dataclass(frozen=True, slots=True)

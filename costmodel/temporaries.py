@@ -49,8 +49,8 @@ def temporary_bytes(graph: Graph) -> int:
     change = [0] * (len(program.nodes) + 2)
     written_over = set[int]()
     for life in sorted(lives, reverse=True):
-        # An elementwise operation writes its result over its largest operand: a result of the program, too,
-        # so that the operand is in the memory of that result.
+        # An elementwise operation that reads a value last writes its result over it, if it is the largest. A
+        # result of the program has memory of its own, in which the operand is then.
         last = graph.nodes[life.last]
         is_over = last.kind < OpKind.REDUCTION and life.last not in written_over
         if is_over:
@@ -117,7 +117,10 @@ class _Program:
         return self._latest(self._readers.get(v, ()), default=n)
 
     def _latest(self, readers: Iterable[int], default: int = -1) -> int:
-        return max((self._written_by[r] for r in readers), key=self.level.__getitem__, default=default)
+        def when(n: int) -> tuple[int, int]:
+            return self.level[n], self.graph.nodes[n].kind
+
+        return max((self._written_by[r] for r in readers), key=when, default=default)
 
     def _reads_memory(self, node: Node, reader: Node) -> bool:
         if reader.kind >= _PRODUCT or is_scatter(reader):

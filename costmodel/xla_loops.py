@@ -134,7 +134,7 @@ def repeated_in_loop(graph: Graph, nodes: tuple[int, ...], most_indices: int) ->
     times = evaluations_in_loop(graph, nodes, most_indices)
     if times is None:
         return None
-    repeated = (n for n, (done, once) in zip(nodes, times, strict=True) if done > once)
+    repeated = (n for n, (done, least) in zip(nodes, times, strict=True) if done > least)
     return tuple([n for n in repeated if is_expensive(graph.nodes[n])])
 
 
@@ -229,7 +229,7 @@ def is_written_before(graph: Graph, reduction: Node, node: Node) -> bool:
     of long rows are computed in windows, and fuse none; the positions of extrema fuse all. (Found by
     compiling each: jax 0.10 and 0.12.)
     """
-    if not reduction.op.startswith("reduce_"):
+    if not (reduction.op.startswith("reduce_") or _is_of_one_array(reduction)):
         return False
     if _is_by_library(graph, reduction):
         return not _is_of_library(graph, node)
@@ -241,6 +241,11 @@ def goes_on(graph: Graph, reduction: Node) -> bool:
     its rows are no longer than a window, and no library reduces it."""
     is_fused = reduction.op.startswith("reduce_") and _is_in_one_window(reduction)
     return is_fused and not _is_by_library(graph, reduction)
+
+
+def _is_of_one_array(reduction: Node) -> bool:
+    """Whether it is a reduction of one array by a function of the user."""
+    return reduction.op == "reduce" and len(reduction.outputs) == 1
 
 
 def _is_by_library(graph: Graph, reduction: Node) -> bool:
@@ -295,8 +300,8 @@ def absorbed_nodes(graph: Graph) -> frozenset[int]:
 
 
 def absorbed_in_group(graph: Graph, nodes: Sequence[int], writes: Collection[int]) -> frozenset[int]:
-    """As ``absorbed_nodes``, of a program that has only the ``nodes``, ascending, and the results
-    ``writes``."""
+    """Find the nodes that XLA:CPU takes into calls of its library if it compiles ``nodes``, ascending, as a
+    program with the results ``writes``."""
     inside, found = set(nodes), set[int]()
     for n in reversed(nodes):
         node = graph.nodes[n]
@@ -321,7 +326,7 @@ def library_reader(graph: Graph, node: Node, readers: Sequence[Node]) -> Node | 
     if len(node.outputs) != 1 or len(readers) != 1:
         return None
     (reader,) = readers
-    # A product reads its right operand in either order; the left one of such a product is not transposed.
+    # XLA makes a transpose a part of the product that reads it, and the library has that for right operands.
     is_turned = node.op == "transpose" and _is_product_of_library(graph, reader)
     is_known = is_turned or _is_product_of_library(graph, node)
     return reader if is_known or (node.kind < OpKind.REDUCTION and _is_of_library(graph, node)) else None

@@ -40,6 +40,7 @@ from fuseplan.runtime.screen import (
     is_screened,
     may_loop_anywhere,
     runs_as_jax,
+    with_chains_in_turn,
 )
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
@@ -303,6 +304,8 @@ class JitFused:
             kind = NoteKind.RUNS_AS_JAX_BUT_BODIES
         elif as_left_to_xla(flat, options) is not flat:
             kind = NoteKind.RUNS_AS_JAX_BUT_ROWS
+        elif with_chains_in_turn(flat, options) is not flat:
+            kind = NoteKind.RUNS_AS_JAX_BUT_CHAINS
         else:
             kind = NoteKind.RUNS_AS_JAX if flat is as_traced else NoteKind.RUNS_AS_JAX_BUT_SCANS
         return replace(plan, notes=(*plan.notes, str(note(kind))))

@@ -74,7 +74,8 @@ class Step:
 
     def finish_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
         """The results of a step whose reduced axes are whole in the tile."""
-        return parts if self.rule.reduction is None else self.finish(parts[0])
+        reduction = self.rule.reduction
+        return parts if reduction is None else reduction.finish_whole(parts[0], self.equation)
 
 
 def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+
 from costmodel.graph import ORIGINAL, GraphRewriter, Item, boundary
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, Primitive, live
+from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, Primitive, live, trace
 
 
 class Rewriter(GraphRewriter):
@@ -144,6 +146,22 @@ class EquationRewriter:
                     in_avals=in_avals, out_avals=tuple(out_avals))
         )  # fmt: skip
         return outputs
+
+    def add_traced(
+        self, like: Equation, f: Callable[..., Any], inputs: Sequence[Operand]
+    ) -> tuple[Operand, ...]:
+        """Append the equations of ``f``, a function of arrays, in the place of ``like``; its results."""
+        avals: list[Any] = [v.aval if isinstance(v, Literal) else self.avals[v] for v in inputs]
+        traced = trace(f, *[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
+        new: dict[int, Operand] = dict(zip(traced.inputs, inputs, strict=True))
+
+        def read(v: Operand) -> Operand:
+            return v if isinstance(v, Literal) else new[v]
+
+        for eqn in traced.equations:
+            results = self.add(like, eqn.primitive, eqn.params, [read(v) for v in eqn.inputs], eqn.out_avals)
+            new.update(zip(eqn.outputs, results, strict=True))
+        return tuple(read(v) for v in traced.outputs)
 
     def lowered(self, outputs: tuple[Operand, ...] | None = None) -> Lowered:
         """The program of the equations that are needed for ``outputs``, by default those of the old one."""

@@ -143,6 +143,7 @@ class NoteKind(Enum):
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
     RUNS_AS_JAX_BUT_ROWS = _AS_JAX + ", but large arrays of short rows are computed column by column"
+    RUNS_AS_JAX_BUT_CHAINS = _AS_JAX + ", but independent chains of large arrays run a few at a time"
     RUNS_AS_JAX_BUT_SCANS = _AS_JAX + ", but scans stack nothing that is only reduced"
     ONLY_LOOPS = (
         "made for a call on a CPU: the search covers only components that may have tiled loops, "

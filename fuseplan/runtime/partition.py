@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from fuseplan.search.cache import program_digest
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import FuseplanWarning
 
+T = TypeVar("T")
 KernelFunction = Callable[..., tuple[Any, ...]]
 Emitted = Callable[..., KernelFunction]
 
@@ -75,6 +76,15 @@ def _orders(left: Counter[int]) -> Iterator[tuple[int, ...]]:
         yield ()
     for first in sorted(left):
         yield from ((first, *rest) for rest in _orders(left - Counter([first])))
+
+
+def on_one_device(one: Callable[..., T], several: Callable[..., T]) -> Callable[..., T]:
+    """``one``, or ``several`` in a program that is lowered for several devices."""
+
+    def run(*arrays: Any) -> T:
+        return several(*arrays) if _meshes.get() else one(*arrays)
+
+    return run
 
 
 def partitioned(

@@ -36,13 +36,14 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_left
 from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
-from fuseplan.runtime.partition import traced_for_devices
+from fuseplan.runtime.partition import on_one_device, traced_for_devices
 from fuseplan.runtime.screen import (
     as_left_to_xla,
     is_screened,
     may_gain,
     may_loop_anywhere,
     runs_as_jax,
+    with_chains_in_turn,
     with_large_arrays,
 )
 from fuseplan.search.selectors import of_derivative, require_names
@@ -252,10 +253,15 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
             run = runner_of(plan, settings)
             return _or_evaluated(run if unsharded is None else in_auto_axes(run, flat), evaluate, settings)
         left = as_left_to_xla(lean, settings.options)
-        equations = with_planned_bodies(left.equations, _fuse_body(settings))
+        turned = with_chains_in_turn(left, settings.options)
+        run = evaluated(left)
+        return run if turned is left else on_one_device(evaluated(turned), run)
+
+    def evaluated(program: Flat) -> FlatFunction:
+        equations = with_planned_bodies(program.equations, _fuse_body(settings))
         if equations is flat.equations:
             return evaluate
-        return evaluator(equations, left.inputs, left.outputs)
+        return evaluator(equations, program.inputs, program.outputs)
 
     return make
 

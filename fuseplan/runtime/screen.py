@@ -21,6 +21,7 @@ from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat, is_sharded
 from fuseplan.passes.array_to_columns import by_columns, with_columns
+from fuseplan.passes.chains_in_turn import in_turns
 from fuseplan.passes.recompute_large import recompute
 from fuseplan.passes.rewriting import may_rewrite
 from fuseplan.plan.fusion_plan import FusionPlan
@@ -113,6 +114,15 @@ def as_left_to_xla(flat: Flat, options: Options) -> Flat:
     if not is_screened(options) or not may_rewrite(options) or is_sharded(flat):
         return flat
     return with_columns(flat)
+
+
+def with_chains_in_turn(flat: Flat, options: Options) -> Flat:
+    """The program that XLA compiles for one device where no tiled loop gains: on a CPU with a few of its
+    independent chains of large arrays at a time. The same object if that changes nothing."""
+    if not is_screened(options) or not may_rewrite(options) or is_sharded(flat):
+        return flat
+    # One more than there are cores, so that none is idle while a chain ends.
+    return in_turns(flat, options.device.core_count + 1)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:

@@ -312,8 +312,8 @@ class PriceBook:
 
     def __init__(self, graph: Graph, pricing: Pricing) -> None:
         self.graph = graph
-        is_fresh = pricing.device is not None and pricing.device.fresh_bytes_per_s > 0
-        self.signatures = Signatures(graph, of_caller=is_fresh)
+        is_on_cpu = pricing.device is not None and pricing.device.platform == "cpu"
+        self.signatures = Signatures(graph, of_caller=is_on_cpu)
         self.outputs = graph.results
         self._pricing = pricing = CheckedPricing(pricing)
         # Not cached: these are cheap, or asked once.

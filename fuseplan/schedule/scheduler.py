@@ -445,7 +445,7 @@ class Scheduler(Pricing):
 
     @cached_property
     def _signatures(self) -> Signatures:
-        return Signatures(self.graph, of_caller=self.device.fresh_bytes_per_s > 0)
+        return Signatures(self.graph, of_caller=self.device.platform == "cpu")
 
     def _kernel_of_xla(self, nodes: Nodes, edge: Boundary) -> Kernel:
         spec = whole_array_spec(self.graph, nodes, edge)

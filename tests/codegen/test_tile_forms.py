@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fuseplan
 from costmodel.axes import GroupAxes, unify
 from costmodel.graph import DimRole, OpKind
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.ops import rule_of, rules
 from fuseplan.frontend.trace import Literal, evaluate, trace
+from fuseplan.targets.calibrate import described_cpu
 from tests.helpers.quickly import QUICKLY
 
 pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
@@ -293,6 +295,18 @@ def test_a_function_of_the_user_combines_in_order(dim):
     checked = check(lambda x, y: lax.reduce((x, y), (1.0, 0.0), _affine, (dim,)), x, y, tolerance=1e-4)
     assert checked == {"reduce"}
     check(lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b - a * b, (dim,)), x, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("n", [6000, 6007])
+def test_initial_values_are_combined_once(n):
+    """JAX allows only an identity, and combines others once, too."""
+
+    def f(x, y):
+        d = jnp.exp(-((x[:, None] - y) ** 2))
+        return lax.reduce((d, d), (1000.0, 0.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,))
+
+    x, y = random(shape=(n,)), random(shape=(n,), seed=1)
+    np.testing.assert_allclose(fuseplan.jit(f, device=described_cpu())(x, y), jax.jit(f)(x, y), rtol=1e-4)
 
 
 def test_a_function_of_the_user_may_choose_and_hold_calls():

@@ -206,10 +206,11 @@ def test_a_call_with_products_runs_one_operation_after_the_other():
     every = tuple(n.id for n in graph.nodes)
     alone = [estimate(graph, whole_array_spec(graph, (n,)), cpu) for n in every]
     call = estimate(graph, whole_array_spec(graph, every), cpu)
-    for part in ("launch_ps", "fresh_ps", "matrix_ps", "memory_ps", "transcendental_ps"):
+    for part in ("fresh_ps", "matrix_ps", "memory_ps", "transcendental_ps"):
         assert getattr(call, part) == sum(getattr(cost, part) for cost in alone)
     assert call.fresh_ps > 0
-    assert call.time_ps >= call.launch_ps + call.fresh_ps + call.matrix_ps + call.memory_ps
+    assert call.launch_ps == cpu.launch_ps
+    assert call.fresh_ps + call.matrix_ps < call.time_ps <= sum(cost.time_ps for cost in alone)
 
 
 SHORT = jax.ShapeDtypeStruct((100, 30), "float32")

@@ -77,6 +77,23 @@ def test_copies_of_an_operation_change_nothing():
     assert are_new_pages(other)
 
 
+def test_the_order_of_operations_changes_nothing():
+    def one(x, w, v):
+        p = x @ w
+        e = jnp.tanh(p)
+        return e @ v + 1, p @ v
+
+    def other(x, w, v):
+        p = x @ w
+        q = p @ v
+        return jnp.tanh(p) @ v + 1, q
+
+    args = shaped(4096, 64), shaped(64, 1024), shaped(1024, 8)
+    counted = jax.jit(one).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    for f in (one, other):
+        assert temporary_bytes(lower(trace(f, *args)).graph) == counted == 2**25
+
+
 def test_less_than_the_largest_threshold_is_reused():
     cpu = dataclasses.replace(described_cpu(), fresh_bytes_per_s=10**9)
     for rows, is_new in ((4096, False), (32_768, True)):

@@ -130,11 +130,11 @@ class _OuterTile(PassEvaluator):
         # Outer axes that the step does not have repeat its result: only their first tile counts.
         own = {a for dims in step.node_axes for a in dims}
         masks += [jnp.equal(position[a], 0) for a in self.nest.outer if a not in own]
-        for mask in masks:
-            if mask is not None:
-                part = jax.tree.map(functools.partial(jnp.where, mask), part, step.initial(shape))
         old = jax.tree.map(lambda x: _read_block(x, self.spec, axes, position), results[v])
         new = step.combine(old, part)
+        for mask in masks:
+            if mask is not None:
+                new = jax.tree.map(functools.partial(jnp.where, mask), new, old)
         whole = jax.tree.map(
             lambda x, part: _write_block(x, part, self.spec, axes, position), results[v], new
         )

@@ -1,8 +1,9 @@
 """The rule of ``jax.lax.reduce`` by a function of the user, of one array or of several at once.
 
 JAX requires a monoid: an associative function with the initial values as its identity. Nothing else is
-assumed, so elements are combined in ascending order. A tile combines its rows one after the other, each step
-by vector instructions along the other dimensions, where XLA:CPU combines element by element.
+assumed: elements are combined in ascending order, and the initial values once. A tile combines its rows one
+after the other, each step by vector instructions along the other dimensions, where XLA:CPU combines element
+by element.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from jax import lax
 from jax import numpy as jnp
 from jax.extend import core as jex_core
 
-from costmodel.graph import DimRole, Flops, OpKind
+from costmodel.graph import Flops, OpKind
 from fuseplan.frontend.ops.opaque import body_flops
-from fuseplan.frontend.ops.reduction import masked
-from fuseplan.frontend.ops.rule import PALLAS, Reduction, Rule, Space, Tile, own_dims, reshaped, whole_space
+from fuseplan.frontend.ops.reduction import reduced_space
+from fuseplan.frontend.ops.rule import PALLAS, Reduction, Rule, Space, Tile, reshaped, whole_space
 from fuseplan.frontend.trace import Equation, Literal
 from fuseplan.support import jax_compat
 
@@ -32,23 +33,22 @@ class _Monoid(Reduction):
         starts = zip(_initial_values(eqn), eqn.out_avals, strict=True)
         return tuple([jnp.full(shape, value, aval.dtype) for value, aval in starts])
 
+    def finish_whole(self, part: Any, eqn: Equation) -> Sequence[Any]:
+        return self.finish(self.combine(self.init(part[0].shape, eqn), part), eqn)
+
     def finish(self, total: Any, eqn: Equation) -> Sequence[Any]:
         return tuple(total)
 
 
 def _initial_values(eqn: Equation) -> list[Any]:
-    """Those that are numbers: all of an equation that has the rule."""
+    """The initial values that are literals. ``_rule`` accepts an equation only if all of them are."""
     return [v.val for v in eqn.inputs[len(eqn.out_avals) :] if isinstance(v, Literal)]
 
 
 def _space(eqn: Equation) -> Space:
-    dims, in_map = own_dims(eqn.in_avals[0].shape)
-    reduced = {int(d) for d in eqn.params["dimensions"]}
-    dropped = {i for d in reduced for i in in_map[d]}
-    roles = tuple(DimRole.REDUCED if i in dropped else DimRole.PARALLEL for i in range(len(dims)))
-    out_map = tuple(m for d, m in enumerate(in_map) if d not in reduced)
     n = len(eqn.out_avals)
-    return Space(dims, roles, (in_map,) * n + ((),) * n, (out_map,) * n)
+    of_arrays = reduced_space(eqn, eqn.params["dimensions"])
+    return Space(of_arrays.dims, of_arrays.roles, of_arrays.input_maps[:n] + ((),) * n, of_arrays.output_maps)
 
 
 def _flops(eqn: Equation) -> Flops:
@@ -73,14 +73,19 @@ def _rule(eqn: Equation) -> Rule | None:
         return tuple(function(*total, *part))
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        values = _initial_values(eqn)
-        tiles = [masked(tile, k, (dim,), x, values[k]) for k, x in enumerate(args[: len(values)])]
-        rows = [jnp.moveaxis(x, dim, 0) for x in tiles]
+        rows = [jnp.moveaxis(x, dim, 0) for x in args[: len(eqn.out_avals)]]
+        n_rows, first = rows[0].shape[0], jnp.int32(0)
+        valid = tile.valid(0, dim)
+        if valid is not None:  # The rows that an earlier tile has combined come first.
+            first = jnp.argmax(jnp.moveaxis(valid, dim, 0).reshape(n_rows, -1)[:, 0]).astype(jnp.int32)
 
-        def add_row(k: Any, total: Sequence[Any]) -> tuple[Any, ...]:
-            return combine(total, [lax.dynamic_index_in_dim(x, k, 0, keepdims=False) for x in rows])
+        def row(k: Any) -> tuple[Any, ...]:
+            return tuple([lax.dynamic_index_in_dim(x, k, 0, keepdims=False) for x in rows])
 
-        total = lax.fori_loop(1, rows[0].shape[0], add_row, tuple([x[0] for x in rows]))
+        def with_row(k: Any, total: Sequence[Any]) -> tuple[Any, ...]:
+            return combine(total, row(k))
+
+        total = lax.fori_loop(first + 1, jnp.int32(n_rows), with_row, row(first))
         return [tuple([reshaped(x, own) for x, own in zip(total, tile.out_shapes, strict=True)])]
 
     return Rule(

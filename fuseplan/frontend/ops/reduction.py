@@ -7,7 +7,7 @@ operation joins blocks (Triton, which splits blocks at powers of two) or shifts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,13 @@ def _scan_shifts(x: Any, dim: int, combine: Combine, reverse: bool) -> Any:
 
 
 def _reduce_space(eqn: Equation) -> Space:
+    return reduced_space(eqn, eqn.params["axes"])
+
+
+def reduced_space(eqn: Equation, along: Iterable[Any]) -> Space:
+    """The iteration space of a reduction of arrays of one shape along some of their dimensions."""
     dims, in_map = own_dims(eqn.in_avals[0].shape)
-    reduced = {int(d) for d in eqn.params["axes"]}
+    reduced = {int(d) for d in along}
     dropped = {i for d in reduced for i in in_map[d]}
     roles = tuple(DimRole.REDUCED if i in dropped else DimRole.PARALLEL for i in range(len(dims)))
     out_map = tuple(m for d, m in enumerate(in_map) if d not in reduced)

@@ -67,7 +67,7 @@ def is_float_in_triton(language: str, dtype: Any) -> bool:
 class Reduction:
     """Combines partial results over the tiles of a reduced axis.
 
-    ``combine(total, part)`` is associative and commutative, ``neutral(dtype)`` its neutral element,
+    ``combine(total, part)`` is associative, ``neutral(dtype)`` its neutral element,
     ``accumulator(dtype)`` the dtype of partial results whose final result is of ``dtype``.
 
     Example:
@@ -98,6 +98,10 @@ class Reduction:
         """The initial accumulator: an array, or a tuple of arrays, of ``shape``."""
         dtype = self.accumulator(eqn.out_avals[0].dtype)
         return jnp.full(shape, self.neutral(dtype), dtype)
+
+    def finish_whole(self, part: Any, eqn: Equation) -> Sequence[Any]:
+        """As ``finish``, of the part of a tile that has all elements, without ``init``."""
+        return self.finish(part, eqn)
 
     def finish(self, total: Any, eqn: Equation) -> Sequence[Any]:
         """The equation's results, in their dtypes, from the final accumulator."""

@@ -145,7 +145,7 @@ class Nests(ABC):
 
     @cached_property
     def _signatures(self) -> Signatures:
-        return Signatures(self.graph, of_caller=self.device.fresh_bytes_per_s > 0)
+        return Signatures(self.graph, of_caller=self.device.platform == "cpu")
 
     @cached_property
     def _index(self) -> IndexArithmetic | None:
