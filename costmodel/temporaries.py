@@ -69,7 +69,7 @@ class _Life(NamedTuple):
     level: int
     """The level of its producer."""
     last: int
-    """The node whose result is written when the last reader is computed."""
+    """The node whose loop reads it last: of ``y`` in ``(jnp.tanh(y) * 2).sum()`` the sum."""
 
 
 class _Program:
@@ -93,8 +93,9 @@ class _Program:
             self.level[n] = 1 + max([self.level[origins[p]] for p in made if p >= 0], default=-1)
         self._is_operand: dict[int, bool] = {}
         """Whether a reader of the node reads its result from memory."""
-        self._written_by: dict[int, int] = {}
-        """The node whose result is written when the node is computed: itself, or the last that holds it."""
+        self._materialised_at: dict[int, int] = {}
+        """The node whose loop computes the node: itself if its result is written to memory, else the last of
+        the loops of its readers."""
         for n in reversed(self.nodes):
             node = graph.nodes[n]
             readers = [graph.nodes[r] for v in node.outputs for r in self._readers.get(v, ())]
@@ -106,21 +107,21 @@ class _Program:
             is_written = node.kind >= OpKind.REDUCTION or self._is_operand[n] or is_result
             if node.bitcast or _is_part_of_products(node, readers):
                 is_written = False
-            self._written_by[n] = n if is_written else self._latest((r.id for r in readers), default=n)
+            self._materialised_at[n] = n if is_written else self._latest((r.id for r in readers), default=n)
 
     def is_allocated(self, n: int) -> bool:
         """Whether XLA writes the results of a node to memory that it allocates; its library has its own."""
-        return self._written_by[n] == n and n not in self._absorbed
+        return self._materialised_at[n] == n and n not in self._absorbed
 
     def last_reader(self, n: int, v: int) -> int:
-        """The node that is written when the last reader of ``v``, a result of ``n``, is computed."""
+        """The node whose loop reads ``v``, a result of ``n``, last."""
         return self._latest(self._readers.get(v, ()), default=n)
 
     def _latest(self, readers: Iterable[int], default: int = -1) -> int:
         def when(n: int) -> tuple[int, int]:
             return self.level[n], self.graph.nodes[n].kind
 
-        return max((self._written_by[r] for r in readers), key=when, default=default)
+        return max((self._materialised_at[r] for r in readers), key=when, default=default)
 
     def _reads_memory(self, node: Node, reader: Node) -> bool:
         if reader.kind >= _PRODUCT or is_scatter(reader):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax import lax
+from jax import dtypes, lax
 from jax import numpy as jnp
 
 from costmodel.graph import Graph, OpKind
@@ -35,6 +35,9 @@ _MOST_READERS = 2
 
 _MOST_ENDS = 4
 """The most operations that a chain starts or ends with."""
+
+_MOST_STEPS = 2_000_000
+"""The most operations that are looked at to find out which chains may wait for which: about a second."""
 
 _LEAST_GAIN = 2
 """By what factor the arrays of all chains must be larger than those of the largest that run at a time."""
@@ -110,8 +113,10 @@ class _Rewriter(EquationRewriter):
         self._waits: dict[int, _Chain] = {}
         """By operation that starts a chain, the chain that it waits for."""
         after = [{r for v in node.outputs for r in self._graph.consumers[v]} for node in self._graph.nodes]
-        for before, chain in zip(chains, chains[n_at_once:], strict=False):
-            if max(len(before.ends), len(chain.starts)) > _MOST_ENDS:
+        most = _MOST_STEPS // len(after)
+        for before, chain in zip(chains[:most], chains[n_at_once:], strict=False):
+            is_short = max(len(before.ends), len(chain.starts)) <= _MOST_ENDS
+            if not is_short or not all(map(self._has_element, before.ends)):
                 continue
             if reachable(chain.starts, after.__getitem__).isdisjoint(before.ends):
                 self._waits.update(dict.fromkeys(chain.starts, before))
@@ -135,6 +140,10 @@ class _Rewriter(EquationRewriter):
             self.add(eqn, eqn.primitive, eqn.params, inputs, eqn.out_avals, eqn.outputs)
         new = self.lowered()
         return Flat(new.equations, new.avals, new.graph.inputs, new.outputs, new.consts, new.out_tree)
+
+    def _has_element(self, n: int) -> bool:
+        aval = self.old.equations[n].out_avals[0]
+        return bool(getattr(aval, "size", 0)) and not jnp.issubdtype(aval.dtype, dtypes.extended)
 
     def _zero(self, like: Equation, chain: _Chain) -> Operand:
         """The number that is zero, and known once the chain has ended."""

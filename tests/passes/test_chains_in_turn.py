@@ -73,6 +73,18 @@ def test_numbers_that_are_none_keep_their_bits():
     assert NoteKind.RUNS_AS_JAX_BUT_CHAINS.value in call.plan(x).notes
 
 
+def test_no_chain_waits_for_one_that_ends_in_an_empty_array():
+    def f(x):
+        parts = [jnp.sort(jnp.sin(x * k), -1) for k in range(1, 9)]
+        return [z[:0].sum(0) for z in parts], [z.sum() for z in parts]
+
+    x = filled(shaped(1000, 1500))
+    in_turns(trace(f, x), 2)
+    call = fuseplan.jit(f, device=CPU, strict=True)
+    for got, wanted in zip(jax.tree.leaves(call(x)), jax.tree.leaves(jax.jit(f)(x)), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
 def deep(x):
     for k in range(8):
         x = jnp.sort(jnp.sin(x * (k + 1)), -1)
