@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from jax import lax
 
 import fuseplan
 from fuseplan.targets.calibrate import described_cpu
@@ -163,6 +164,19 @@ def test_a_nan_comes_first_though_the_extremum_beside_it_is_a_number(name):
     call = fuseplan.jit(f, device=described_cpu())
     assert any(kernel.spec.capabilities.loop_nest for kernel in call.plan(x, y).kernels)
     np.testing.assert_array_equal(call(x, y)[0], np.full(1500, 5))
+
+
+@QUICK
+def test_functions_that_do_not_commute_combine_merged_axes_in_order():
+    def then(first, second):
+        return first[0] * second[0], first[1] * second[0] + second[1]
+
+    def f(x, y):
+        d = jnp.cos(x[:, :, None] * y)
+        return lax.reduce((d.reshape(60, 33), d.reshape(60, 33)), (1.0, 0.0), then, (0,))
+
+    with jax.enable_x64(True):
+        assert_agrees(f, normal(6, 10), normal(33), tiles={6: 1, 10: 5, 33: 16})
 
 
 @QUICK

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from costmodel.axes import reduced_axes
+from costmodel.cpu_functions import IN_TURN
 from costmodel.graph import Graph, Node
 from costmodel.kernel import KernelSpec
 from fuseplan.frontend.compared import are_apart, is_comparison
@@ -68,7 +70,8 @@ def program_of(graph: Graph, spec: KernelSpec, limit: TimeLimit | None = None) -
     Returns:
         None if the group cannot be split into passes: some node needs a reduction over an outer axis, which
         is complete only at the end of the nest; or a comparison needs both operands from one evaluation
-        (``fuseplan.frontend.compared``), but each pass has its own.
+        (``fuseplan.frontend.compared``), but each pass has its own; or a function of the user would combine
+        the tiles of two axes, which loops visit in any order.
 
     Raises:
         TooSlowError: the passes take longer than the limit. Each pass recomputes its operands, so many passes
@@ -91,6 +94,9 @@ class _PassBuilder(OnlineRescaling):
         written = frozenset(w.value for w in spec.writes)
         for i, node in enumerate(self.nodes):
             if any(self.outer(self.producer[v]) for v in node.inputs if v in self.producer):
+                return None
+            tiled = (spec.axes[a].n_tiles > 1 for a in reduced_axes(node, spec.node_axes[i]))
+            if node.op == IN_TURN and sum(tiled) > 1:
                 return None
             self._place(i, node)
         targets: dict[int, list[int]] = {}
