@@ -296,7 +296,23 @@ def absorbed_nodes(graph: Graph) -> frozenset[int]:
         >>> absorbed_nodes(make_graph((), (), (), ()))
         frozenset()
     """
-    return absorbed_in_group(graph, range(len(graph.nodes)), graph.results)
+    if not graph.origins:
+        return absorbed_in_group(graph, range(len(graph.nodes)), graph.results)
+    # An operation with copies is absorbed if it is without them, so that copies change no price.
+    origins = graph.origins
+    readers: dict[int, set[int]] = {n: set() for n in origins}
+    written: set[int] = set()
+    for node, origin in zip(graph.nodes, origins, strict=True):
+        readers[origin].update(origins[r] for v in node.outputs for r in graph.consumers[v])
+        if not graph.results.isdisjoint(node.outputs):
+            written.add(origin)
+    found: set[int] = set()
+    for n in sorted(readers, reverse=True):
+        every = [] if n in written else [graph.nodes[r] for r in sorted(readers[n])]
+        reader = library_reader(graph, graph.nodes[n], every)
+        if reader is not None and (reader.id in found or library_rows(graph, reader)):
+            found.add(n)
+    return frozenset(n for n, origin in enumerate(origins) if origin in found)
 
 
 def absorbed_in_group(graph: Graph, nodes: Sequence[int], writes: Collection[int]) -> frozenset[int]:

@@ -236,10 +236,15 @@ def refuse_call(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Bounda
                 return Verdict("backend", reason, (n,))
     for n in sorted({graph.values[v].producer for v in edge.writes}):
         reader = absorbed(graph, graph.nodes[n])
-        if reader is not None and reader.id not in nodes:
+        if reader is not None and _is_read_outside(graph, nodes, n):
             reason = f"XLA takes {graph.nodes[n].op} into a call of its library, with {reader.op}"
             return Verdict("backend", reason, (n, reader.id))
     return None
+
+
+def _is_read_outside(graph: Graph, nodes: Collection[int], n: int) -> bool:
+    """Whether none of the readers of a node, which may be copies of one, is in a group."""
+    return all(r not in nodes for v in graph.nodes[n].outputs for r in graph.consumers[v])
 
 
 def _classic_loops(graph: Graph, members: list[Node]) -> Verdict | None:

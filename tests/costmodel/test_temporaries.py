@@ -12,6 +12,7 @@ from jax import lax
 from costmodel.graph import GraphRewriter
 from costmodel.loops import fresh_ps
 from costmodel.temporaries import LARGE_BYTES, are_new_pages, temporary_bytes
+from costmodel.xla_loops import absorbed_nodes
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.layout import whole_array_spec
@@ -75,6 +76,9 @@ def test_copies_of_an_operation_change_nothing():
     assert other.origins
     assert temporary_bytes(other) == temporary_bytes(graph) >= 2**25
     assert are_new_pages(other)
+    # The copy has one reader, a sum of the library, which takes it in; the operation has two.
+    for g in (graph, other):
+        assert [g.nodes[n].op for n in absorbed_nodes(g)] == ["dot_general"]
 
 
 def test_the_order_of_operations_changes_nothing():
