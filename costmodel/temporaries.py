@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from costmodel.graph import Graph, Node, OpKind, arrays_of, once
-from costmodel.xla_loops import is_scatter, is_written_before, library_reader, library_rows
+from costmodel.xla_loops import absorbed_nodes, is_scatter, is_written_before
 
 LARGE_BYTES = 32 << 20
 """Memory of this size or more is returned to the system when freed (the largest dynamic M_MMAP_THRESHOLD of
@@ -81,8 +81,7 @@ class _Program:
         array = arrays_of(graph) if graph.origins else range(len(graph.values))
         self.nodes = sorted(set(origins))
         self.results = {array[v] for v in graph.results}
-        self._absorbed: set[int] = set()
-        """The nodes that the library computes in the call of a reduction."""
+        self._absorbed = absorbed_nodes(graph)
         self._readers: dict[int, dict[int, None]] = {}
         self.level: dict[int, int] = {}
         for node, origin in zip(graph.nodes, origins, strict=True):
@@ -100,9 +99,6 @@ class _Program:
             node = graph.nodes[n]
             readers = [graph.nodes[r] for v in node.outputs for r in self._readers.get(v, ())]
             is_result = not self.results.isdisjoint(node.outputs)
-            reader = None if is_result else library_reader(graph, node, readers)
-            if reader is not None and (reader.id in self._absorbed or library_rows(graph, reader)):
-                self._absorbed.add(n)
             self._is_operand[n] = any(self._reads_memory(node, reader) for reader in readers)
             is_written = node.kind >= OpKind.REDUCTION or self._is_operand[n] or is_result
             if node.bitcast or _is_part_of_products(node, readers):

@@ -111,18 +111,19 @@ def _has_loop_by_heuristic(program: Lowered, device: DeviceSpec, options: Option
 def as_left_to_xla(flat: Flat, options: Options) -> Flat:
     """The program that XLA compiles where no tiled loop gains: on a CPU with large arrays of short rows as
     columns. The same object if that changes nothing."""
-    if not is_screened(options) or not may_rewrite(options) or is_sharded(flat):
-        return flat
-    return with_columns(flat)
+    return with_columns(flat) if _may_change(flat, options) else flat
 
 
 def with_chains_in_turn(flat: Flat, options: Options) -> Flat:
     """The program that XLA compiles for one device where no tiled loop gains: on a CPU with a few of its
     independent chains of large arrays at a time. The same object if that changes nothing."""
-    if not is_screened(options) or not may_rewrite(options) or is_sharded(flat):
-        return flat
     # One more than there are cores, so that none is idle while a chain ends.
-    return in_turns(flat, options.device.core_count + 1)
+    return in_turns(flat, options.device.core_count + 1) if _may_change(flat, options) else flat
+
+
+def _may_change(flat: Flat, options: Options) -> bool:
+    """Whether what is left to XLA may be another form of the program."""
+    return is_screened(options) and may_rewrite(options) and not is_sharded(flat)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:

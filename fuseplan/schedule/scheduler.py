@@ -441,7 +441,8 @@ class Scheduler(Pricing):
         masked = self._nests is not None and self._nests.lowered is not None
         # A subclass may give other prices.
         own = type(self).__module__, type(self).__qualname__
-        return repr((*own, self.device, self.features, masked, are_new_pages(self.graph)))
+        is_new = self.device.fresh_bytes_per_s > 0 and are_new_pages(self.graph)
+        return repr((*own, self.device, self.features, masked, is_new))
 
     @cached_property
     def _signatures(self) -> Signatures:
