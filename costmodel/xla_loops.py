@@ -8,7 +8,7 @@ evaluates that array at each point of the stencil; a value that is broadcast is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import prod
 
 from costmodel.backends import Backend
@@ -306,25 +306,33 @@ def absorbed_nodes(graph: Graph) -> frozenset[int]:
         readers[origin].update(origins[r] for v in node.outputs for r in graph.consumers[v])
         if not graph.results.isdisjoint(node.outputs):
             written.add(origin)
-    found: set[int] = set()
-    for n in sorted(readers, reverse=True):
-        every = [] if n in written else [graph.nodes[r] for r in sorted(readers[n])]
-        reader = library_reader(graph, graph.nodes[n], every)
-        if reader is not None and (reader.id in found or library_rows(graph, reader)):
-            found.add(n)
+
+    def readers_of(n: int) -> list[Node]:
+        return [] if n in written else [graph.nodes[r] for r in sorted(readers[n])]
+
+    found = _absorbed(graph, sorted(readers, reverse=True), readers_of)
     return frozenset(n for n, origin in enumerate(origins) if origin in found)
 
 
 def absorbed_in_group(graph: Graph, nodes: Sequence[int], writes: Collection[int]) -> frozenset[int]:
     """Find the nodes that XLA:CPU takes into calls of its library if it compiles ``nodes``, ascending, as a
     program with the results ``writes``."""
-    inside, found = set(nodes), set[int]()
-    for n in reversed(nodes):
-        node = graph.nodes[n]
-        if any(v in writes for v in node.outputs):
-            continue
-        readers = [graph.nodes[r] for v in node.outputs for r in graph.consumers[v] if r in inside]
-        reader = library_reader(graph, node, readers)
+    inside = set(nodes)
+
+    def readers_of(n: int) -> list[Node]:
+        made = graph.nodes[n].outputs
+        if any(v in writes for v in made):
+            return []
+        return [graph.nodes[r] for v in made for r in graph.consumers[v] if r in inside]
+
+    return _absorbed(graph, reversed(nodes), readers_of)
+
+
+def _absorbed(graph: Graph, nodes: Iterable[int], readers_of: Callable[[int], list[Node]]) -> frozenset[int]:
+    """Those of ``nodes``, readers first, that lead to a reduction of the library by its operations alone."""
+    found: set[int] = set()
+    for n in nodes:
+        reader = _library_reader(graph, graph.nodes[n], readers_of(n))
         if reader is not None and (reader.id in found or library_rows(graph, reader)):
             found.add(n)
     return frozenset(found)
@@ -337,7 +345,7 @@ def absorbed(graph: Graph, node: Node) -> Node | None:
     return graph.nodes[graph.consumers[node.outputs[0]][0]]
 
 
-def library_reader(graph: Graph, node: Node, readers: Sequence[Node]) -> Node | None:
+def _library_reader(graph: Graph, node: Node, readers: Sequence[Node]) -> Node | None:
     """The only one of the ``readers`` of a node, if XLA:CPU's library has the node's operation."""
     if len(node.outputs) != 1 or len(readers) != 1:
         return None
