@@ -103,9 +103,9 @@ class Backend:
     loop_movers: frozenset[str] = frozenset()
     """The primitives that move data inside of XLA's loops for the device. Every other one, such as a
     transpose, is a kernel of its own."""
-    loops_shift: bool = True
-    """Whether these loops hold concatenations of slices, such as a rolled array, rather than of slices that
-    were written before."""
+    loops_move_computed: bool = True
+    """Whether these loops move what they compute, as in a rolled array, rather than only arrays that were
+    written before."""
     loop_generators: frozenset[str] = frozenset()
     """The primitives that these loops evaluate from the indices of an element, and no other kernel can."""
     loop_scatters: bool = False
@@ -217,9 +217,9 @@ for _backend in (
         outer_tiles=(1, 4, 16, 64),
         stream_tiles=(8, 64, 256, 1024, 4096, 16384, 65536),
         accumulates_in_memory=True,
-        loop_movers=_SHIFTS,
+        loop_movers=_SHIFTS - {"pad"},
         loop_generators=_GENERATORS,
-        loops_shift=False,
+        loops_move_computed=False,
         loop_products=frozenset({"dot_general"}),
         batches_lead=True,
     ),

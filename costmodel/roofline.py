@@ -23,6 +23,7 @@ from costmodel.kernel import Access, AxisRole, Compiled, Cost, KernelSpec, evalu
 from costmodel.loops import NestWork, fresh_ps, library_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
+from costmodel.split_products import product_extents
 from costmodel.traffic import bytes_moved
 from costmodel.xla_loops import (
     absorbed_in_group,
@@ -347,21 +348,12 @@ def library_matmul(graph: Graph, node: Node, device: DeviceSpec) -> tuple[int, i
     The library's kernel is subject to the same effects as a generated one: it runs in tiles, in waves over
     the cores, and reads its operands from the shared cache once per tile. With a library priced at the peak
     rate, no epilogue would ever be fused."""
-    if device.platform != "gpu" or len(node.inputs) != 2 or DimRole.REDUCED not in node.roles:
+    extents = product_extents(graph, node)
+    if device.platform != "gpu" or extents is None or not prod(node.dims):
         return None
-    if DimRole.WHOLE in node.roles or not prod(node.dims):
-        return None
-    lhs, rhs = ({d for dims in dim_map for d in dims} for dim_map in node.input_maps)
-    depth = {d for d, role in enumerate(node.roles) if role == DimRole.REDUCED}
-
-    def extent(dims: set[int]) -> int:
-        return prod(node.dims[d] for d in dims)
-
-    batch, rows, columns, k = (extent(dims) for dims in (lhs & rhs - depth, lhs - rhs, rhs - lhs, depth))
     lhs_bits, rhs_bits = (dtypes.bits(graph.values[v].dtype) for v in node.inputs)
     out_bytes = graph.values[node.outputs[0]].nbytes
     rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
-    extents = (batch, rows, columns, k)
     return _best_tile(
         extents, lhs_bits, rhs_bits, out_bytes, rate, device.core_count, device.cache_bytes_per_s
     )

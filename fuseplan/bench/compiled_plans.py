@@ -13,6 +13,7 @@ from costmodel.roofline import scan_launches
 from costmodel.xla_loops import is_one_loop
 from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
+from fuseplan.codegen.xla import apart, read_apart
 from fuseplan.frontend.trace import Literal, literal_array, run_equations
 from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
 from fuseplan.planners.hlo.module import SCOPE, read_module
@@ -41,7 +42,7 @@ def count_compiled_kernels(plan: Plan) -> KernelCounts:
     Raises:
         MissingCompilerError: it is not installed.
     """
-    graph, found = plan.graph, compiled_kernels(plan)
+    graph, found = plan.graph, [made for made in compiled_kernels(plan) if not made.is_scalar]
     own = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     hosts: dict[int, set[int]] = {}
     """For each operation as traced, the kernels that compute a copy of it."""
@@ -51,15 +52,15 @@ def count_compiled_kernels(plan: Plan) -> KernelCounts:
     """For each kernel, without those that only rename arrays, whether each of the module's kernels that
     compute any of it computes nothing else."""
     for made in found:
-        named = Counter(own[n] for n in made.computes)
+        named = Counter(own[n] for n in made.works_on)
         # XLA computes equal operations once, and gives them the name of one.
-        whole = [k for k in named if all(k in hosts[_origin(graph, n)] for n in made.computes)]
+        whole = [k for k in named if all(k in hosts[_origin(graph, n)] for n in made.works_on)]
         for k in [max(whole, key=named.__getitem__)] if whole else named:
             if k in alone:
                 alone[k].append(bool(whole))
     merged = sum(not all(each) for each in alone.values())
     divided = sum(all(each) and not _has_launches(plan, k, len(each)) for k, each in alone.items())
-    beside = sum(not made.computes for made in found)
+    beside = sum(not made.works_on for made in found)
     # XLA's copies have no name. They stand for the steps that only move data, as many as there are.
     copies = min(beside, sum(not each and _moves(plan, k) for k, each in alone.items()))
     divided, beside = divided - copies, beside - copies
@@ -81,8 +82,9 @@ def _has_launches(plan: Plan, k: int, n: int) -> bool:
     is_step = kernel.spec.backend == "xla" and not is_one_loop(plan.graph, kernel.spec.nodes)
     if is_step:
         return n > 0
-    before = scan_launches(kernel.spec, plan.device)
-    return n == kernel.cost.launch_ps // plan.device.launch_ps + before
+    planned = kernel.cost.launch_ps // plan.device.launch_ps
+    # XLA reads an array once that several kernels scan for infinities.
+    return planned <= n <= planned + scan_launches(kernel.spec, plan.device)
 
 
 def compiled_kernels(plan: Plan) -> tuple[HloKernel, ...]:
@@ -100,15 +102,19 @@ def _labelled(plan: Plan) -> Callable[..., list[Any]]:
     """The plan's kernels as a function of flat arrays, each node or kernel of Pallas' in a named scope with
     its number."""
     program = plan.lowered
+    barriers = apart(program.graph, plan.kernels, plan.device)
 
     def run(*flat: Any) -> list[Any]:
         values: dict[int, Any] = dict(zip(program.graph.inputs, flat, strict=True))
-        for kernel in plan.kernels:
+        last: dict[int, Any] = {}
+        for kernel, behind in zip(plan.kernels, barriers, strict=True):
             spec = kernel.spec
             if spec.backend == "xla":
+                own = values | read_apart(values, behind, last)
                 for n in spec.nodes:
                     with jax.named_scope(f"{SCOPE}{n}"):
-                        run_equations([program.equations[n]], values)
+                        run_equations([program.equations[n]], own)
+                values.update((access.value, own[access.value]) for access in spec.writes)
                 continue
             with jax.named_scope(f"{SCOPE}{spec.nodes[0]}"):
                 results = emit(spec, program)(*(values[v] for v in live_ins(spec)))

@@ -78,20 +78,27 @@ class Nest:
     @property
     def n_tables(self) -> int:
         """The number of ``tables`` that the kernel reads."""
-        return sum(r is not None for r in self.ranges)
+        return int(any(r is not None for r in self.ranges))
 
     def tables(self, arrays: Sequence[Any]) -> list[Any]:
-        """The ranges of tiles of the passes as int32 vectors, for the arrays that the kernel reads."""
+        """The ranges of tiles of all passes, one after the other, as one int32 vector, for the arrays that
+        the kernel reads: the full ranges where the data do not allow a pass to skip any."""
         values = dict(zip(self.reads, arrays, strict=True))
-        return [r.table(values) for r in self.ranges if r is not None]
+        ranges = [r for r in self.ranges if r is not None]
+        if not ranges:
+            return []
+        # One vector takes one launch.
+        safe = functools.reduce(jnp.logical_and, [r.skips.safe(values) for r in ranges])
+        live = np.concatenate([r.tiles.reshape(-1) for r in ranges])
+        every = np.concatenate([r.every.reshape(-1) for r in ranges])
+        return [jnp.where(safe, live, every)]
 
     def range_at(self, k: int, tables: Sequence[Any], position: Any) -> tuple[Any, Any]:
         """The first tile and the number of tiles that pass ``k`` visits at a position of the grid, from
         references to ``tables``."""
-        own = self.ranges[k]
+        own, (table,) = self.ranges[k], tables
         assert own is not None
-        table = tables[sum(r is not None for r in self.ranges[:k])]
-        at = own.index(self.spec, position)
+        at = own.index(self.spec, position) + sum(r.tiles.size for r in self.ranges[:k] if r is not None)
         return table[at], table[at + 1]
 
     def accumulates_outside(self, i: int) -> bool:

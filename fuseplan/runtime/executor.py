@@ -13,6 +13,7 @@ from jax.interpreters import mlir
 from costmodel.kernel import KernelSpec
 from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
+from fuseplan.codegen.xla import apart, read_apart
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import FlatFunction, Literal, Operand, Primitive, literal_array
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -67,8 +68,9 @@ def make_runner(
     """
     native = plan.device.platform == platform or interpret
     part = part or Part(plan.kernels, lowered.graph.inputs, lowered.outputs)
+    barriers = apart(lowered.graph, part.kernels, plan.device) if native else [()] * len(part.kernels)
     steps = []
-    for kernel in part.kernels:
+    for kernel, behind in zip(part.kernels, barriers, strict=True):
         spec = kernel.spec if native else spec_of_xla(kernel.spec)
         reads = live_ins(spec)
         writes = tuple(a.value for a in spec.writes)
@@ -77,15 +79,19 @@ def make_runner(
         if spec.capabilities.emits_kernels:
             kernel_of = partitioned(kernel_of, spec, lowered, emitted)
             kernel_of = _in_shard(kernel_of, [lowered.avals[v] for v in writes])
-        steps.append((kernel_of, reads, writes))
-    release = _last_readers(part.outputs, [reads for _, reads, _ in steps])
+        steps.append((kernel_of, reads, writes, behind))
+    release = _last_readers(part.outputs, [reads for _, reads, _, _ in steps])
 
     def run(*flat: Any) -> list[Any]:
         env: dict[int, Any] = dict(zip(part.inputs, flat, strict=True))
-        for (kernel, reads, writes), dead in zip(steps, release, strict=True):
-            env.update(zip(writes, kernel(*(env[v] for v in reads)), strict=True))
+        last: dict[int, Any] = {}
+        for (kernel, reads, writes, behind), dead in zip(steps, release, strict=True):
+            own = read_apart(env, behind, last)
+            arrays = [own[v] if v in own else env[v] for v in reads]
+            env.update(zip(writes, kernel(*arrays), strict=True))
             for v in dead:
                 del env[v]
+                last.pop(v, None)
         return [literal_array(o) if isinstance(o, Literal) else env[o] for o in part.outputs]
 
     return run

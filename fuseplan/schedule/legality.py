@@ -323,12 +323,15 @@ def _elements(graph: Graph, node: Node) -> tuple[tuple[int, ...], tuple[bool, ..
 
 
 def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
-    """What moves data inside of a loop; parts of arrays that are joined, as in a rolled array, may have to be
-    written first."""
+    """What moves data inside of a loop; what is moved may have to be written first."""
     can = backend_of(backend)
-    parts = {v: node for node in members if node.takes_part for v in node.outputs}
     operands = {v for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for v in n.inputs}
+    computed: dict[int, Node] = {}
+    """The values that are more than other names of what was written before, and the nodes that make them."""
     for node in members:
+        is_name = node.bitcast and computed.keys().isdisjoint(node.inputs)
+        if not is_name:
+            computed.update(dict.fromkeys(node.outputs, node))
         if node.kind != OpKind.INJECTIVE:
             continue
         if node.op == "transpose" and not operands.isdisjoint(node.outputs):
@@ -337,10 +340,10 @@ def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
             continue
         if node.op not in can.loop_movers:
             return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
-        for v in node.inputs if not (node.takes_part or can.loops_shift) else ():
-            if v in parts:
-                reason = f"XLA writes what {parts[v].op} takes before {node.op} joins it"
-                return Verdict("backend", reason, (parts[v].id, node.id))
+        for v in node.inputs if not can.loops_move_computed else ():
+            if v in computed:
+                reason = f"XLA writes the result of {computed[v].op} before {node.op} moves it"
+                return Verdict("backend", reason, (computed[v].id, node.id))
     return None
 
 

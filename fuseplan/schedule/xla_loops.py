@@ -19,6 +19,7 @@ from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, Node, OpKind, boundary
 from costmodel.memory import least_array_bytes
 from costmodel.roofline import estimate
+from costmodel.split_products import contracted_parts
 from costmodel.xla_loops import ends_loop, epilogues_of_product, is_one_loop, is_scatter, repeated_in_loop
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
@@ -89,6 +90,8 @@ def faster(tiled: Kernel | Verdict, loop: Kernel | None) -> Kernel | Verdict:
 def _loop(graph: Graph, device: DeviceSpec, nodes: Nodes, edge: Boundary) -> Kernel | None:
     if refuse_loop(graph, nodes, device.backend, edge) is not None:
         return None
+    if any(contracted_parts(graph, graph.nodes[n], device) > 1 for n in nodes):
+        return None  # The kernel of such a product has no epilogue.
     spec = whole_array_spec(graph, nodes, edge)
     return Kernel(spec, estimate(graph, spec, device))
 
@@ -241,8 +244,11 @@ class _Candidates:
         return cone
 
     def _fused_operands(self, n: int) -> Sequence[int]:
-        """The operands that a loop may compute for node ``n``: not the table of a scatter."""
+        """The operands that a loop may compute for node ``n``: not the table of a scatter, nor what the
+        device's loops only move after it was written."""
         node = self.graph.nodes[n]
+        if node.op in self.device.capabilities.loop_movers and not self.device.capabilities.loops_move_computed:
+            return ()
         return node.inputs[1:] if is_scatter(node) else node.inputs
 
     def _ends(self, node: Node) -> bool:

@@ -34,6 +34,9 @@ _MOVES = {"bitcast", "bitcast-convert", "broadcast", "concatenate", "convert", "
 _MOVES |= {"get-tuple-element", "pad", "reshape", "reverse", "slice", "transpose", "tuple"}
 """Instructions that only move data. A node is computed by other instructions, if it has any."""
 
+_PRODUCTS = {"convolution", "dot"}
+"""Instructions that multiply matrices."""
+
 _SLICES = {"dynamic-slice", "gather", "slice"}
 """Instructions that read only the elements of their first operand that are in their result."""
 
@@ -53,6 +56,11 @@ class HloKernel:
     """Size of the operands and results that are on chip."""
     after: tuple[int, ...]
     """The kernels whose results it reads, by position."""
+    works_on: frozenset[int] = frozenset()
+    """The nodes that it computes, without those of which it only renames an array for its other operations,
+    and without products of which it only adds up the parts that another kernel computes."""
+    is_scalar: bool = False
+    """Whether the scalar core of a TPU computes it, as a part of the program that launches kernels."""
 
     @property
     def moved_bytes(self) -> int:
@@ -65,7 +73,41 @@ def read_kernels(module: Module) -> tuple[HloKernel, ...]:
     reader = _Reader(module)
     reader.walk(module.computations[module.entry], [])
     # A kernel that only moves a node's data computes the node only if no other kernel does.
-    return tuple(replace(k, computes=k.computes | (k.touches - reader.strong)) for k in reader.kernels)
+    return tuple(
+        replace(
+            kernel,
+            computes=kernel.computes | (kernel.touches - reader.strong),
+            works_on=_works_on(kernel, parts, reader.parts),
+        )
+        for kernel, parts in zip(reader.kernels, reader.parts, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The nodes of one kernel, by what its instructions do for them. A node may occur several times."""
+
+    multiplied: frozenset[int]
+    """Nodes with a product of matrices."""
+    reduced: frozenset[int]
+    """Nodes with a reduction."""
+    computed: frozenset[int]
+    """Nodes with another instruction that does more than move data."""
+    moved: frozenset[int]
+    """Nodes with an instruction that moves data, and does not only rename an array."""
+
+
+def _works_on(kernel: HloKernel, own: _Parts, every: Sequence[_Parts]) -> frozenset[int]:
+    """``HloKernel.works_on`` of a kernel with the parts ``own``."""
+    multiplied, reduced, computed = (
+        frozenset[int]().union(*(getattr(parts, name) for parts in every))
+        for name in ("multiplied", "reduced", "computed")
+    )
+    strong = own.multiplied | own.reduced | own.computed
+    # Sums of a product's parts have its name: XLA divides a product along its contracted dimension.
+    strong = (strong - (multiplied - own.multiplied - own.computed)) or strong
+    weak = own.moved if strong else kernel.touches
+    return strong | (weak - multiplied - reduced - computed)
 
 
 class _Reader:
@@ -74,6 +116,8 @@ class _Reader:
         self.kernels: list[HloKernel] = []
         self.strong: set[int] = set()
         """Nodes that some kernel computes by more than moving data."""
+        self.parts: list[_Parts] = []
+        """The parts of each of ``kernels``."""
 
     def walk(
         self, computation: Computation, given: Sequence[frozenset[int]], is_async: bool = False
@@ -108,9 +152,11 @@ class _Reader:
         return any(shape.on_chip_bytes for shape in (one.shape, *_shapes(computation, one)))
 
     def _kernel(self, computation: Computation, one: Instruction, after: tuple[int, ...]) -> HloKernel:
-        inside = list(self._inside(one)) or [one]
+        every = list(self._inside(one)) or [(computation, one)]
+        inside = [i for _, i in every]
         computes = _nodes(i for i in inside if i.opcode not in _MOVES)
         self.strong |= computes
+        self.parts.append(_parts(every))
         # The results of a copy-start are the destination, the source and a token.
         result = one.shape.parts[0] if one.opcode == "copy-start" else one.shape
         return HloKernel(
@@ -124,14 +170,17 @@ class _Reader:
             min(result.nbytes, self._written(computation, one)),
             sum(shape.on_chip_bytes for shape in (*_shapes(computation, one), result)),
             after,
+            is_scalar=one.shape.in_scalar_memory and one.opcode not in _EXECUTES,
         )
 
-    def _inside(self, one: Instruction) -> Iterator[Instruction]:
-        """All instructions of the computations that an instruction runs, without constants and parameters."""
+    def _inside(self, one: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        """All instructions of the computations that an instruction runs, without constants and parameters,
+        each with its computation."""
         for called in one.called if one.opcode in _EXECUTES else ():
-            for inner in self.module.computations[called].instructions.values():
+            computation = self.module.computations[called]
+            for inner in computation.instructions.values():
                 if inner.opcode not in ("constant", "parameter"):
-                    yield inner
+                    yield computation, inner
                     yield from self._inside(inner)
 
     def _read(self, computation: Computation, one: Instruction, operand: int, whole: int) -> int:
@@ -183,6 +232,32 @@ class _Reader:
         if one.opcode == "bitcast":
             return self._is_given(computation, one.operands[0])
         return one.opcode == "parameter" or computation is self.module.computations[self.module.entry]
+
+
+def _parts(inside: Sequence[tuple[Computation, Instruction]]) -> _Parts:
+    """The parts of a kernel of these instructions, each with its computation."""
+    found: dict[str, list[Instruction]] = {name: [] for name in _Parts.__slots__}
+    for computation, one in inside:
+        if one.opcode in _EXECUTES and len(inside) > 1:
+            continue  # What it runs is inside, too.
+        if one.opcode in _PRODUCTS:
+            found["multiplied"].append(one)
+        elif _is_reshape(computation, one):
+            found["moved"].append(one)
+        elif one.opcode == "reduce":
+            found["reduced"].append(one)
+        elif one.opcode not in _MOVES:
+            found["computed"].append(one)
+        elif one.opcode not in _FREE:
+            found["moved"].append(one)
+    return _Parts(**{name: _nodes(some) for name, some in found.items()})
+
+
+def _is_reshape(computation: Computation, one: Instruction) -> bool:
+    """Whether a reduction combines no elements: XLA drops dimensions of size one by it."""
+    if one.opcode != "reduce" or one.shape.parts:
+        return False
+    return computation.instructions[one.operands[0]].shape.array_bytes == one.shape.array_bytes
 
 
 def _is_free(one: Instruction) -> bool:

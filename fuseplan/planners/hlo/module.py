@@ -102,6 +102,9 @@ _BITS |= {31: 1, 32: 4, 33: 8}
 _ON_CHIP = 1
 """The memory space of a layout in a TPU's VMEM (printed as ``S(1)``)."""
 
+_SCALAR_MEMORY = 6
+"""The memory space of a layout in a TPU's SMEM (printed as ``S(6)``)."""
+
 SCOPE = "fuseplan.node."
 """Prefix of the named scope of each equation; the number of its node follows."""
 
@@ -116,6 +119,8 @@ class Shape:
     """Size of the array; 0 for a tuple."""
     on_chip: bool = False
     parts: tuple[Shape, ...] = ()
+    in_scalar_memory: bool = False
+    """Whether the compiler placed the array in a TPU's scalar memory."""
 
     @property
     def nbytes(self) -> int:
@@ -217,4 +222,5 @@ def _shape(message: Message) -> Shape:
     for extent in integers(message, 3):
         bits *= extent
     layout = next(messages(message, 5), {})
-    return Shape(-(-bits // 8), integer(layout, 8) == _ON_CHIP, parts)
+    space = integer(layout, 8)
+    return Shape(-(-bits // 8), space == _ON_CHIP, parts, space == _SCALAR_MEMORY)

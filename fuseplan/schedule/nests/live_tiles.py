@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from costmodel.kernel import KernelSpec, tile_count, visits_of_passes
@@ -75,13 +74,10 @@ class TileRange:
     skips: Skips
     n_tiles: int
 
-    def table(self, arrays: Mapping[int, Any]) -> Any:
-        """``tiles`` as a vector, or the full interval where the data do not allow to skip any.
-
-        ``arrays`` are the arrays that the kernel reads, by value.
-        """
-        every = np.broadcast_to(np.array([0, self.n_tiles], np.int32), self.tiles.shape)
-        return jnp.where(self.skips.safe(arrays), self.tiles, every).reshape(-1)
+    @property
+    def every(self) -> np.ndarray:
+        """As ``tiles``, with the full interval everywhere."""
+        return np.broadcast_to(np.array([0, self.n_tiles], np.int32), self.tiles.shape)
 
     def index(self, spec: KernelSpec, position: Any) -> Any:
         """The offset in the table of the interval at a position of the grid."""
