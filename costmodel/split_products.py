@@ -14,8 +14,8 @@ from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node
 
-# What XLA's ``SplitkRewriter`` weighs, without a unit, as it was fitted to Hopper (jax 0.10): an operation of a
-# tile, a byte of the product, and a byte and the launch of the sum of the parts.
+# What XLA's ``SplitkRewriter`` weighs, without a unit, as it was fitted to Hopper (jax 0.10): an operation of
+# a tile, a byte of the product, and a byte and the launch of the sum of the parts.
 _TILE = 128
 _OPERATION, _BYTE, _SUMMED_BYTE, _SUM = 100, 0.194136, 193.1384, 4.36e7
 _MOST_PARTS = 2048
@@ -42,7 +42,8 @@ def contracted_parts(graph: Graph, node: Node, device: DeviceSpec) -> int:
     Example:
         >>> from costmodel.devices import get_device
         >>> from costmodel.graph import OpKind, Value, make_graph
-        >>> values = [Value(k, (256, 8192), "float32", -1) for k in (0, 1)] + [Value(2, (256, 256), "float32", 0)]
+        >>> values = [Value(k, (256, 8192), "float32", -1) for k in (0, 1)]
+        >>> values.append(Value(2, (256, 256), "float32", 0))
         >>> roles = DimRole.PARALLEL, DimRole.PARALLEL, DimRole.REDUCED
         >>> maps = (((0,), (2,)), ((1,), (2,))), (((0,), (1,)),)
         >>> kind = OpKind.OUT_ELEMENTWISE_FUSABLE

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph, OpKind
+from costmodel.graph import Graph, Node, OpKind
 from costmodel.kernel import KernelSpec
 from costmodel.roofline import estimate
 from costmodel.split_products import contracted_parts
@@ -27,15 +27,15 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     return lambda *arrays: tuple(group(*arrays))
 
 
-
 def apart(graph: Graph, kernels: Sequence[Kernel], device: DeviceSpec) -> list[tuple[int, ...]]:
     """For each kernel, the values that it reads behind a barrier, so that XLA runs the groups that are left
     to it as they were planned.
 
     XLA would merge a group with the one that makes an array that it reads, and products or loops that read
     the same array. It may, where one loop of both is known to be faster. The results of a product in parts
-    are read without a barrier: their reader adds them up. So are those of groups that only move data, which
-    may cost nothing where they are read.
+    are read without a barrier: their reader adds them up. So are those of convolutions, of which it is not
+    known what XLA merges with them, and of groups that only move data, which may cost nothing where they are
+    read.
     """
     last: dict[int, Kernel] = {}
     """For each value, the last kernel that makes or reads it, of those that XLA could merge with a reader."""
@@ -48,9 +48,18 @@ def apart(graph: Graph, kernels: Sequence[Kernel], device: DeviceSpec) -> list[t
         if not computes:
             continue
         last.update((v, kernel) for v in live_ins(kernel.spec) if graph.values[v].size > 1)
-        if not any(contracted_parts(graph, graph.nodes[n], device) > 1 for n in kernel.spec.nodes):
+        if not any(_leaves_to_reader(graph, graph.nodes[n], device) for n in kernel.spec.nodes):
             last.update((access.value, kernel) for access in kernel.spec.writes)
     return found
+
+
+def _leaves_to_reader(graph: Graph, node: Node, device: DeviceSpec) -> bool:
+    """Whether the reader of a product may do a part of it, or it is not known what XLA merges with it."""
+    if node.kind != OpKind.OUT_ELEMENTWISE_FUSABLE:
+        return False
+    can = device.capabilities
+    is_known = node.op in can.loop_products or (node.op == "dot_general" and can.fuses_epilogues)
+    return not is_known or contracted_parts(graph, node, device) > 1
 
 
 def _gains(graph: Graph, one: Kernel, other: Kernel, device: DeviceSpec) -> bool:
@@ -63,9 +72,12 @@ def _gains(graph: Graph, one: Kernel, other: Kernel, device: DeviceSpec) -> bool
 
 
 def _computes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> bool:
-    """Whether XLA makes a kernel of a group that does more than move data."""
+    """Whether XLA makes a kernel of a group that does more than move data, which is no kernel of XLA's own
+    plan."""
     is_left = device.capabilities.is_compiled_apart and not spec.capabilities.emits_kernels
-    return is_left and any(graph.nodes[n].kind != OpKind.INJECTIVE for n in spec.nodes)
+    return (
+        is_left and spec.compiled is None and any(graph.nodes[n].kind != OpKind.INJECTIVE for n in spec.nodes)
+    )
 
 
 def read_apart(values: Mapping[int, Any], behind: Sequence[int], last: dict[int, Any]) -> dict[int, Any]:

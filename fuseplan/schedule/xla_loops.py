@@ -247,7 +247,10 @@ class _Candidates:
         """The operands that a loop may compute for node ``n``: not the table of a scatter, nor what the
         device's loops only move after it was written."""
         node = self.graph.nodes[n]
-        if node.op in self.device.capabilities.loop_movers and not self.device.capabilities.loops_move_computed:
+        if (
+            node.op in self.device.capabilities.loop_movers
+            and not self.device.capabilities.loops_move_computed
+        ):
             return ()
         return node.inputs[1:] if is_scatter(node) else node.inputs
 

@@ -11,8 +11,10 @@ import pytest
 
 import fuseplan
 import fuseplan.extend
+from costmodel.split_products import contracted_parts
 from costmodel.xla_loops import EPILOGUE_OPS, epilogues_of_product, is_one_loop
 from fuseplan.codegen import emit
+from fuseplan.targets.compile_only import compile_for
 from fuseplan.workloads import get_workload
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
@@ -168,3 +170,13 @@ def test_xla_fuses_the_operations_of_epilogues_into_a_product(op: str, dtype: st
     assert list(epilogues_of_product(program.graph, 0)) == [(0, 1)]
     plan = fuseplan.make_plan(f, device="h200", planner="xla")(x, w)
     assert sum(kernel.spec.compiled.launches for kernel in plan.kernels) == 1
+
+
+@pytest.mark.parametrize("shape", [(1024, 3072, 768), (256, 8192, 256), (4096, 768, 3072), (1024, 768, 768)])
+def test_xla_computes_products_in_parts_where_the_model_says_so(shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    args = shaped(rows, depth), shaped(depth, columns)
+    plan = fuseplan.make_plan(jnp.matmul, device="h200")(*args)
+    (node,) = plan.graph.nodes
+    text = compile_for(jnp.matmul, *args, device="h200").as_text()
+    assert (" reduce(" in text) == (contracted_parts(plan.graph, node, plan.device) > 1)

@@ -44,6 +44,8 @@ REFUSED = {
     "runs transpose on its own": (lambda x: jnp.tanh(x).T + 1, "h200"),
     "runs sort on its own": (lambda x: jnp.sort(x) + 1, "h200"),
     "before concatenate moves it": (rolled, "tpu_v5e"),
+    "before slice moves it": (lambda x: jnp.tanh(x)[1:] * 2, "tpu_v5e"),
+    "runs pad on its own": (lambda x: jnp.pad(x, 1) * 2, "tpu_v5e"),
     "runs reshape on its own": (lambda x: jnp.tanh(x).reshape(-1, 64) * 2, "tpu_v5e"),
     "does not evaluate tanh more than once": (lambda x: (y := jnp.tanh(x))[1:] - y[:-1], "h200"),
     "runs dot_general on its own": (lambda x: jnp.exp(x) @ x, "h200"),
