@@ -105,7 +105,7 @@ class Backend:
     transpose, is a kernel of its own."""
     loops_move_computed: bool = True
     """Whether these loops move what they compute, as in a rolled array, rather than only arrays that were
-    written before."""
+    written before. Any loop may end by joining what it computes."""
     loop_generators: frozenset[str] = frozenset()
     """The primitives that these loops evaluate from the indices of an element, and no other kernel can."""
     loop_scatters: bool = False

@@ -341,10 +341,18 @@ def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
         if node.op not in can.loop_movers:
             return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
         for v in node.inputs if not can.loops_move_computed else ():
-            if v in computed:
+            if v in computed and (computed[v].takes_part or not joins_at_end(graph, node, members)):
                 reason = f"XLA writes the result of {computed[v].op} before {node.op} moves it"
                 return Verdict("backend", reason, (computed[v].id, node.id))
     return None
+
+
+def joins_at_end(graph: Graph, node: Node, members: Collection[Node]) -> bool:
+    """Whether ``node`` joins arrays of one shape, and none of ``members`` reads the result: a loop then writes
+    the parts to their places."""
+    shapes = {graph.values[v].shape for v in node.inputs}
+    is_read = any(not set(node.outputs).isdisjoint(other.inputs) for other in members)
+    return node.op == "concatenate" and len(shapes) == 1 and not is_read
 
 
 def changes_rows(graph: Graph, node: Node) -> bool:

@@ -23,7 +23,7 @@ from costmodel.split_products import contracted_parts
 from costmodel.xla_loops import ends_loop, epilogues_of_product, is_one_loop, is_scatter, repeated_in_loop
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
-from fuseplan.schedule.legality import refuse_loop
+from fuseplan.schedule.legality import joins_at_end, refuse_loop
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
@@ -226,7 +226,7 @@ class _Candidates:
         has_product = any(graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in roots)
         while waiting and len(cone) < MAX_OPERATIONS:
             n = waiting.pop()
-            for v in self._fused_operands(n):
+            for v in self._fused_operands(n, n in roots):
                 producer = graph.values[v].producer
                 if producer < 0 or producer in cone or producer in apart or not self._fuses[producer]:
                     continue
@@ -243,15 +243,12 @@ class _Candidates:
                     has_product = has_product or kind == OpKind.OUT_ELEMENTWISE_FUSABLE
         return cone
 
-    def _fused_operands(self, n: int) -> Sequence[int]:
+    def _fused_operands(self, n: int, is_root: bool) -> Sequence[int]:
         """The operands that a loop may compute for node ``n``: not the table of a scatter, nor what the
         device's loops only move after it was written."""
-        node = self.graph.nodes[n]
-        if (
-            node.op in self.device.capabilities.loop_movers
-            and not self.device.capabilities.loops_move_computed
-        ):
-            return ()
+        node, can = self.graph.nodes[n], self.device.capabilities
+        if node.op in can.loop_movers and not can.loops_move_computed:
+            return node.inputs if is_root and joins_at_end(self.graph, node, ()) else ()
         return node.inputs[1:] if is_scatter(node) else node.inputs
 
     def _ends(self, node: Node) -> bool:

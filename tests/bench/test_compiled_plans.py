@@ -74,6 +74,7 @@ HEADS = shaped(1024, 768), [shaped(768, 768)] * 3, [shaped(768)] * 3
         (heads, HEADS, "h200"),
         (summed, (shaped(768, 8192), shaped(8192, 768)), "h200"),
         (doubled, (shaped(2048, 512, 16),), "tpu_v5e"),
+        (*get_workload("rope").build(), "tpu_v5e"),
         (normalised_vector, ARGS, "tpu_v5e"),
         (*get_workload("causal_attention_grad").build(), "h200"),
     ],

@@ -45,6 +45,7 @@ REFUSED = {
     "runs sort on its own": (lambda x: jnp.sort(x) + 1, "h200"),
     "before concatenate moves it": (rolled, "tpu_v5e"),
     "before slice moves it": (lambda x: jnp.tanh(x)[1:] * 2, "tpu_v5e"),
+    "mul before concatenate moves it": (lambda x: jnp.concatenate([x * 2, x + 1]) * 2, "tpu_v5e"),
     "runs pad on its own": (lambda x: jnp.pad(x, 1) * 2, "tpu_v5e"),
     "runs reshape on its own": (lambda x: jnp.tanh(x).reshape(-1, 64) * 2, "tpu_v5e"),
     "does not evaluate tanh more than once": (lambda x: (y := jnp.tanh(x))[1:] - y[:-1], "h200"),
@@ -92,6 +93,7 @@ def test_what_is_no_loop_says_why(reason):
         (lambda x: jnp.tanh(x.reshape(-1, 8).sum(1)), "h200"),
         (lambda x: x[ROWS].reshape(-1, 8).max(1) * 2, "h200"),
         (lambda x: jnp.tanh(x * 2 @ x.T + 1).max(1), "tpu_v5e"),
+        (lambda x: jnp.concatenate([x * 2, x + 1]), "tpu_v5e"),
     ],
 )
 def test_what_is_a_loop(f, device):
