@@ -348,8 +348,8 @@ def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
 
 
 def joins_at_end(graph: Graph, node: Node, members: Collection[Node]) -> bool:
-    """Whether ``node`` joins arrays of one shape, and none of ``members`` reads the result: a loop then writes
-    the parts to their places."""
+    """Whether ``node`` joins arrays of one shape, and none of ``members`` reads the result: a loop then
+    writes the parts to their places."""
     shapes = {graph.values[v].shape for v in node.inputs}
     is_read = any(not set(node.outputs).isdisjoint(other.inputs) for other in members)
     return node.op == "concatenate" and len(shapes) == 1 and not is_read
