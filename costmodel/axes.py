@@ -40,14 +40,17 @@ class Conflict:
     reason: str
 
 
-def unify(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
+def unify(graph: Graph, nodes: tuple[int, ...], by_index: bool = False) -> GroupAxes | Conflict:
     """The axes of the group ``nodes`` (ascending ids), or the conflict that it has none for.
 
     Producer and reader of a value inside the group *must* agree on its axes. Several readers of a value from
     outside *may* agree: their axes are unified, so that they share one block, unless that leads to a conflict
     (``x + x.T`` reads two different blocks of ``x``).
+
+    ``by_index``: kernels load by index (``Backend.loads_by_index``). An ``ADDRESSED`` dimension has no axes
+    then, and its operand must come from outside of the group, since only arrays in memory have addresses.
     """
-    return Unifier(graph)(nodes)
+    return Unifier(graph, by_index)(nodes)
 
 
 Link = tuple[int, int, tuple[tuple[int, int], ...] | None]
@@ -58,8 +61,8 @@ unify; None where a dimension merges several."""
 class Unifier:
     """``unify`` for many groups of one graph; caches the links of each node."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, by_index: bool = False) -> None:
+        self.graph, self.by_index = graph, by_index
         self._links: dict[int, tuple[Link, ...]] = {}
 
     def __call__(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
@@ -200,7 +203,7 @@ class _Slots:
 
 
 _REDUCED, _WHOLE = 1, 2
-_FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
+_FLAGS = {role: _WHOLE if role.is_whole else 0 for role in DimRole} | {DimRole.REDUCED: _REDUCED}
 
 
 class GroupUnifier:
@@ -216,10 +219,13 @@ class GroupUnifier:
         self.flags: list[int] = []
         self.children: dict[int, tuple[int, int]] = {}
         self.first: dict[int, int] = {}  # the first slot of each node
+        self.addressed: set[int] = set()  # slots of dimensions that are no axes
         self.holders: dict[int, set[int]] = {}  # by axis, the nodes that have it; filled on first use
         for node in self.nodes:
             self.first[node.id] = len(self.parent)
             for extent, role in zip(node.dims, node.roles, strict=True):
+                if unifier.by_index and role == DimRole.ADDRESSED:
+                    self.addressed.add(len(self.parent))
                 self._slot(extent, _FLAGS[role])
 
     def _slot(self, size: int, flags: int) -> int:
@@ -280,7 +286,7 @@ class GroupUnifier:
 
     def slots(self, node: Node, dims: tuple[int, ...]) -> list[int]:
         first = self.first[node.id]
-        return [first + d for d in dims]
+        return [first + d for d in dims if first + d not in self.addressed]
 
     def run(self) -> GroupAxes | Conflict:
         conflict = self._unify_inside()
@@ -297,6 +303,8 @@ class GroupUnifier:
                 start = first.get(producer)
                 if start is None:
                     continue
+                if self.addressed and self._is_addressed(node, v):
+                    return Conflict(v, producer, node.id, self._describe_address(v, producer, node))
                 if pairs is None:
                     if not self._unify_value(v, self.graph.nodes[producer], node):
                         return Conflict(v, producer, node.id, self._describe(v, producer, node))
@@ -311,6 +319,17 @@ class GroupUnifier:
                     else:
                         self.union(a, b)
         return None
+
+    @staticmethod
+    def _is_addressed(node: Node, v: int) -> bool:
+        maps = zip(node.inputs, node.input_maps, strict=True)
+        return any(read == v and node.addresses(in_map) for read, in_map in maps)
+
+    def _describe_address(self, v: int, made_by: int, consumer: Node) -> str:
+        return (
+            f"{consumer.op} reads {self.graph.values[v]} at addresses in memory, and "
+            f"{self.graph.nodes[made_by].op} would make it in the same kernel"
+        )
 
     def _unify_value(self, v: int, producer: Node, node: Node) -> bool:
         """Unify the maps of a value with a dimension that merges several iteration dimensions."""
@@ -371,7 +390,8 @@ class GroupUnifier:
             first = self.first[node.id]
             own: list[tuple[int, ...]] = []
             for slot in range(first, first + len(node.dims)):
-                own.append(tuple([number.setdefault(leaf, len(number)) for leaf in self.leaves(slot)]))
+                leaves = () if slot in self.addressed else self.leaves(slot)
+                own.append(tuple([number.setdefault(leaf, len(number)) for leaf in leaves]))
             self._mark_diagonal(own, number)
             node_axes.append(tuple(own))
         roots = list(number)

@@ -34,6 +34,9 @@ class Backend:
     """Whether the extents of a tile must be powers of two, so that a whole axis may be padded."""
     gathers_blocks: bool = False
     """Whether a block may have gaps in memory, each element loaded from its own address."""
+    loads_by_index: bool = False
+    """Whether a kernel may load each element of an array at an address that it computes from indices, so that
+    it looks up rows of a table in memory (``DimRole.ADDRESSED``)."""
     lane_tiles: bool = False
     """Whether blocks have a layout of (sublane, lane) tiles, of which they must be multiples (TPUs)."""
     warpgroup_blocks: bool = False
@@ -230,6 +233,7 @@ for _backend in (
         power_of_two_tiles=True,
         max_arrays=_POINTERS,
         gathers_blocks=True,
+        loads_by_index=True,
         most_elements=_WARP_TILE,
         most_elements_in_passes=_FEW_WARPS_TILE,
         matmul_tiles=(32, 64, 128, 256),

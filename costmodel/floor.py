@@ -60,7 +60,7 @@ class Floor:
         self.is_tiled = device.capabilities.emits_kernels
         """Whether a kernel of several operations on arrays is tiled."""
         self.kernel_bytes = self.nbytes
-        """For each array, the least bytes that a tiled kernel moves of it: it reads all of its operands."""
+        """For each array, the least bytes that a tiled kernel moves of it that writes it, or reads blocks."""
         self.origins = graph.origins or range(len(graph.nodes))
         self.name = name = arrays_of(graph)
         """For each value, the array that it is: copies of an operation make one."""
@@ -71,6 +71,8 @@ class Floor:
             for v, value in enumerate(graph.values):  # the least over all layouts that a bitcast gives it
                 u = name[root[v]]
                 self.kernel_bytes[u] = min(self.kernel_bytes[u], least_array_bytes(value))
+        self.kernel_read_bytes = list(self.kernel_bytes)
+        """For each array, the least bytes that a tiled kernel reads of it."""
         # The readers of each array, also through bitcasts; -1 stands for the caller.
         readers: dict[int, set[int]] = {}
         for v, consumers in enumerate(graph.consumers):
@@ -88,8 +90,10 @@ class Floor:
         alike: dict[object, ContractionLoads] = {}
         for node in graph.nodes:
             if node.takes_part:
-                v = name[root[node.inputs[0]]]
-                self.read_bytes[v] = min(self.read_bytes[v], part_bytes(graph, node, node.inputs[0]))
+                v, part = name[root[node.inputs[0]]], part_bytes(graph, node, node.inputs[0])
+                self.read_bytes[v] = min(self.read_bytes[v], part)
+                if device.capabilities.loads_by_index and node.addresses(node.input_maps[0]):
+                    self.kernel_read_bytes[v] = min(self.kernel_read_bytes[v], part)
             self.reads.append(() if node.bitcast else tuple({name[root[v]]: None for v in node.inputs}))
             self.writes.append(() if node.bitcast else node.outputs)
             self.made.append(tuple([name[v] for v in self.writes[-1]]))
@@ -162,7 +166,9 @@ class Floor:
         device = self.device
         waits = launched > 1 and not self.of_arrays.isdisjoint(nodes)
         is_tiled = together and waits and self.is_tiled
-        read_bytes, write_bytes = (self.kernel_bytes,) * 2 if is_tiled else (self.read_bytes, self.nbytes)
+        read_bytes, write_bytes = self.read_bytes, self.nbytes
+        if is_tiled:
+            read_bytes, write_bytes = self.kernel_read_bytes, self.kernel_bytes
         for v in read - made:
             moved += read_bytes[v]
         loaded = moved

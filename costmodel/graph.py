@@ -54,6 +54,15 @@ class DimRole(enum.IntEnum):
     """Reduced by an associative operation: partial results can be combined."""
     WHOLE = 2
     """Not tiled: an index of the result may depend on every index."""
+    ADDRESSED = 3
+    """Of an operand alone, in which the values of indices choose places. A kernel that loads by index
+    (``Backend.loads_by_index``) reads each element at its address, and the dimension is no axis of it; in
+    every other kernel the dimension is whole."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a kernel that does not load by index needs the whole dimension."""
+        return self >= DimRole.WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,12 @@ class Node:
     slice, a gather."""
     scope: str = ""
     """The names of the enclosing ``jax.named_scope``s, outermost first: ``block/attention``."""
+
+    def addresses(self, dim_map: DimMap) -> bool:
+        """Whether the node reads the operand of ``dim_map`` at places that indices choose."""
+        return DimRole.ADDRESSED in self.roles and any(
+            self.roles[d] == DimRole.ADDRESSED for dims in dim_map for d in dims
+        )
 
     @property
     def reduction_size(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from costmodel.axes import compose
 from costmodel.backends import Backend, backend_of
-from costmodel.graph import DimMap, Flops, Graph
+from costmodel.graph import DimMap, Flops, Graph, Value
 
 
 class AxisRole(enum.IntEnum):
@@ -54,7 +54,8 @@ class Axis:
 @dataclass(frozen=True, slots=True)
 class Access:
     """One array that a kernel reads or writes: for each of its dimensions, the kernel
-    axes that dimension merges, major first. ``()`` is a dimension of size one."""
+    axes that dimension merges, major first. ``()`` is a dimension of size one, or, in a kernel that loads by
+    index, one in which indices choose places (``is_by_index``)."""
 
     value: int
     axes: DimMap
@@ -62,6 +63,12 @@ class Access:
     @property
     def axis_set(self) -> frozenset[int]:
         return frozenset(a for dims in self.axes for a in dims)
+
+
+def is_by_index(value: Value, access: Access) -> bool:
+    """Whether a tiled kernel reads elements of the array at places that indices choose, so that it holds no
+    block of the array."""
+    return any(n != 1 and not axes for n, axes in zip(value.shape, access.axes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,21 @@ def reading_passes(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ..
                 if passes is not None and k not in passes:
                     passes.append(k)
     return {access: tuple(passes) for access, passes in found.items()}
+
+
+def looked_up(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[Access, ...]]:
+    """For each access that reads ``by index``, the results whose elements are read there, one for each node
+    that reads."""
+    found: dict[Access, tuple[Access, ...]] = {
+        access: () for access in spec.reads if is_by_index(graph.values[access.value], access)
+    }
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True) if found else ():
+        node = graph.nodes[n]
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            access = Access(v, compose(dim_map, own))
+            if access in found:
+                found[access] += (Access(node.outputs[0], compose(node.output_maps[0], own)),)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
-from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
+from costmodel.kernel import Access, Axis, AxisRole, KernelSpec, is_by_index
 from costmodel.memory import LANES, SUBLANES, WORD_BITS, padded_size
 
 STAGES = 2
@@ -260,7 +260,11 @@ class KernelFootprint:
         self._streamed = spec.streamed
         self._blocks = _Blocks(tiled)
         self._rows = self._row_axis() if self._can.warpgroup_blocks else None
-        read = {a: self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.reads}
+        read = {
+            a: self._blocks.symbol(a.axes, self._bits(a.value))
+            for a in spec.reads
+            if not is_by_index(graph.values[a.value], a)
+        }
         if self._can.in_registers:
             shared, loaded = self._shared(read)
             self._sums = (shared, *self._peaks(loaded))
@@ -555,6 +559,8 @@ class LeastFootprints:
         for node in graph.nodes:
             reads: list[_Operand] = []
             for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+                if node.addresses(dim_map):  # A kernel of a GPU or TPU has no block of it.
+                    continue
                 producer = graph.values[v].producer
                 # A larger group may hold the broadcast that makes the value, and then not the value.
                 is_held = producer < 0 or not is_virtual(graph.nodes[producer])

@@ -72,7 +72,8 @@ class PartialFloor:
             for of in (floor.reads, floor.made)
         )
         self._read_by, self._made_by = UnionTable(read), UnionTable(self._made)
-        self._read_bytes, self._kernel_bytes = self._bytes(floor.read_bytes), self._bytes(floor.kernel_bytes)
+        self._read_bytes = self._bytes(floor.read_bytes)
+        self._kernel_bytes = self._bytes(floor.kernel_read_bytes)
         written = [(v, i) for i, nodes in enumerate(working) for m in nodes for v in floor.writes[m]]
         written.sort(key=lambda item: floor.name[item[0]])
         self._maker = np.array([i for _, i in written], dtype=np.intp)
@@ -108,10 +109,12 @@ class PartialFloor:
             self._parallelism = p
             self._own = _Products([p.slots(m, range(len(graph.nodes[m].dims))) for _, m in each])
             loads = sorted(
-                (self._column[u], i, tuple(p.slots(m, [d for dims in in_map for d in dims])))
+                (self._column[u], i, tuple(p.slots(m, [d for dims in dim_map for d in dims])))
                 for i, m in each
                 for v, in_map in zip(graph.nodes[m].inputs, graph.nodes[m].input_maps, strict=True)
                 for u in [floor.array_of[v]]
+                # What is looked up is loaded as often as the result.
+                for dim_map in [graph.nodes[m].output_maps[0] if graph.nodes[m].addresses(in_map) else in_map]
             )
             self._loaded, self._first_load = np.unique([k for k, _, _ in loads], return_index=True)
             self._loader = np.array([i for _, i, _ in loads], dtype=np.intp)

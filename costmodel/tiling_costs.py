@@ -18,7 +18,7 @@ import numpy.typing as npt
 from costmodel.axes import NodeAxes
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import Graph
-from costmodel.kernel import Access, AxisRole, KernelSpec, pass_count, reading_passes
+from costmodel.kernel import Access, AxisRole, KernelSpec, looked_up, pass_count, reading_passes
 from costmodel.memory import SUBLANES, array_bytes_if
 from costmodel.onchip import MOST_TILES_PER_CORE, KernelFootprint
 from costmodel.roofline import Work
@@ -135,8 +135,21 @@ class _Tilings:
         loaded = 0 * self._ones
         fetched: dict[int, Integers] = {}
         passes_of = reading_passes(self._graph, spec) if spec.passes else {}
+        results_of = looked_up(self._graph, spec)
         for access in spec.reads:
             nbytes = self._array_bytes(access)
+            if access in results_of:
+                results = [(result, self._array_bytes(result)) for result in results_of[access]]
+                touched = np.minimum(nbytes, sum(size for _, size in results))
+                times = 0 * self._ones
+                for result, size in results:
+                    n_passes = len(passes_of.get(access, ())) or 1
+                    loads, fetches = self._read_counts(result, touched, n_passes)
+                    loaded = loaded + size * loads
+                    times = np.maximum(times, fetches)
+                again = fetched.get(access.value, np.zeros(len(times), dtype=bool))
+                hbm = hbm + np.where(again, 0, touched * times)
+                continue
             loads, fetches = self._read_counts(access, nbytes, len(passes_of.get(access, ())) or 1)
             loaded = loaded + nbytes * loads
             in_cache = nbytes <= device.cache_bytes

@@ -14,6 +14,9 @@ block that it indexes is loaded again in each pass that reads it. Reads past the
 (Triton) or clipped (the DMA of a TPU), so the padding of a block costs no traffic; the padding of an array on
 a TPU does (``costmodel.memory``). Data that an earlier kernel left in the cache are not counted as a
 saving.
+
+An array that a kernel reads by index is loaded element by element, as often as the results that are made of
+its elements. Of HBM these are no more bytes than the array has, nor than the results have, as in XLA's loops.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
-from costmodel.kernel import Access, AxisRole, KernelSpec, reading_passes, visited_share
+from costmodel.kernel import Access, AxisRole, KernelSpec, looked_up, reading_passes, visited_share
 from costmodel.memory import array_bytes
 
 
@@ -55,14 +58,28 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     hbm = loaded = 0
     fetched: set[int] = set()  # values that are in the cache, fetched by another access
     passes_of = reading_passes(graph, spec) if spec.passes else {}
+    results_of = looked_up(graph, spec)
     for access in spec.reads:
         nbytes = array_nbytes(access)
         passes = passes_of.get(access, ())
+
+        def load(nbytes: int, loads: int, passes: tuple[int, ...] = passes) -> int:
+            if spec.tiles_visited and not device.sequential_grid:  # a TPU's pipeline copies every block
+                part, whole = visited_share(spec, passes)
+                return nbytes * loads - nbytes * loads * (whole - part) // whole
+            return nbytes * loads
+
+        if access in results_of:
+            results = [(result, values[result.value].nbytes) for result in results_of[access]]
+            touched, times = min(nbytes, sum(size for _, size in results)), 0
+            for result, size in results:
+                loads, fetches = read_counts(spec, result, touched, device, len(passes) or 1)
+                loaded += load(size, loads)
+                times = max(times, fetches)
+            hbm += 0 if access.value in fetched else touched * times
+            continue
         loads, fetches = read_counts(spec, access, nbytes, device, len(passes) or 1)
-        if spec.tiles_visited and not device.sequential_grid:  # a TPU's pipeline copies every block
-            part, whole = visited_share(spec, passes)
-            loaded -= nbytes * loads * (whole - part) // whole
-        loaded += nbytes * loads
+        loaded += load(nbytes, loads)
         if nbytes <= device.cache_bytes:
             if access.value in fetched:
                 continue

@@ -117,15 +117,19 @@ class BlockTile:
         self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)
 
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
-        axes = self.step.node_axes[node_dim]
-        if is_scattered(self.spec, axes):
-            index = scattered_index(self.spec, axes, self.position, shape, dim)[0]
-        else:
-            start = first_index(self.spec, axes, self.position, shifted=self.shifted)
-            index = lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
+        axes, (index, _) = self.step.node_axes[node_dim], self.places(shape, dim, node_dim)
         # Only the outermost axis of a dimension is split (``fuseplan.runtime.split_axes``).
         stride = math.prod(self.spec.axes[a].size for a in axes[1:])
         return index + self.origin[axes[0]] * stride if self.origin and axes else index
+
+    def places(self, shape: tuple[int, ...], dim: int, node_dim: int) -> tuple[Any, Any | None]:
+        axes = self.step.node_axes[node_dim]
+        if is_scattered(self.spec, axes):
+            return scattered_index(self.spec, axes, self.position, shape, dim)
+        along = lax.broadcasted_iota(jnp.int32, shape, dim)
+        limit = valid_extent(self.spec, axes, self.position)
+        start = first_index(self.spec, axes, self.position, shifted=self.shifted)
+        return along + jnp.int32(start), None if limit is None else along < limit
 
     def valid(self, operand: int, dim: int) -> Any | None:
         axes = self.step.in_axes[operand]

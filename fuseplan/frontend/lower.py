@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.graph import Flops, Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.backends import backend_of
+from costmodel.graph import DimRole, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
 from fuseplan.frontend.ops.rule import Rule, Space
@@ -114,7 +115,7 @@ class NodeTemplates:
                 rule.temporaries,
                 digest if params.portable else -1 - digest,
                 reciprocal=_is_reciprocal(eqn),
-                takes_part=name in ("slice", "dynamic_slice", "gather"),
+                takes_part=name in ("slice", "dynamic_slice", "gather") or DimRole.ADDRESSED in space.roles,
             )
         return found
 
@@ -200,7 +201,8 @@ def _evaluated(eqn: Equation) -> tuple[Rule, Space, Flops, tuple[str, ...]]:
     where = f"of {eqn.primitive.name!r} in `{eqn}`"
     try:
         rule = rule_of(eqn)
-        space, flops, backends = rule.space(eqn), rule.flops(eqn), rule.backends(eqn)
+        space, flops = rule.space(eqn), rule.flops(eqn)
+        backends = rule.backends(eqn)
     except Exception as error:
         if isinstance(error, (FuseplanError, MemoryError)):
             raise
@@ -222,6 +224,9 @@ def _evaluated(eqn: Equation) -> tuple[Rule, Space, Flops, tuple[str, ...]]:
             f"the flops of the rule {where} should be Flops of whole numbers, at least 0 (round them by "
             f"int()), got {flops!r}"
         )
+    if DimRole.ADDRESSED in space.roles:
+        known = map(backend_of, backends)
+        backends = tuple(b.name for b in known if b.loads_by_index or not b.is_compiled_apart)
     return rule, space, flops, backends
 
 

@@ -28,6 +28,8 @@ Assumption = tuple[tuple[Access, float], ...]
 """Masks, each with a value."""
 Operand = Access | Literal
 
+_WHOLE = tuple(role for role in DimRole if role.is_whole)
+
 
 class MaskedGroup:
     """The equations of a kernel with the kernel axes of their operands, and its masks.
@@ -85,7 +87,7 @@ class MaskedGroup:
                     found.add(x)
                 elif (j := self.maker.get(x.value)) is not None and j not in seen:
                     seen.add(j)
-                    if not self.axes_of(j, DimRole.REDUCED, DimRole.WHOLE):
+                    if not self.axes_of(j, DimRole.REDUCED, *_WHOLE):
                         queue.append(j)
         return frozenset(found)
 
@@ -155,8 +157,8 @@ class Bounds:
         node, eqn = group.nodes[i], group.equations[i]
         if len(node.outputs) != 1:
             return UNKNOWN
-        gathered = group.axes_of(i, DimRole.REDUCED, DimRole.WHOLE)
-        whole = group.axes_of(i, DimRole.WHOLE)
+        gathered = group.axes_of(i, DimRole.REDUCED, *_WHOLE)
+        whole = group.axes_of(i, *_WHOLE)
         if whole or any(gathered & mask.axis_set for mask, _ in assumed):
             assumed = ()  # an element of the result may depend on all elements of the operands
         operands = [self.value(x, assumed) for x in group.operands[i]]
@@ -230,7 +232,7 @@ class Bounds:
 
     def _moves(self, i: int) -> bool:
         """Whether the node only renames dimensions, so that each element keeps its axes."""
-        return self.group.nodes[i].op in MOVES and not self.group.axes_of(i, DimRole.WHOLE)
+        return self.group.nodes[i].op in MOVES and not self.group.axes_of(i, *_WHOLE)
 
     def _above(self, top: Operand, x: Operand, assumed: Assumption, reduced: frozenset[int] | None) -> Any:
         """Whether ``top`` is at least a maximum over ``x``; with ``reduced``, whether it equals a maximum
@@ -250,7 +252,7 @@ class Bounds:
         def either(a: Any, b: Any) -> Any:
             return b if a is False else a if b is False else a | b
 
-        if group.axes_of(i, DimRole.WHOLE):
+        if group.axes_of(i, *_WHOLE):
             return False
         if group.nodes[i].op in MOVES:
             return above(0)

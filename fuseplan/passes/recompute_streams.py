@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 
 from costmodel.axes import Conflict, GroupAxes, compose, unify
+from costmodel.backends import backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import ORIGINAL, DimRole, Graph, Item, OpKind
 from fuseplan.frontend.lower import Lowered
@@ -173,7 +174,7 @@ class _Sides:
 
     def copies(self) -> Copies:
         """For each side, the operations to copy for it; none unless all large values are reduced."""
-        axes = unify(self.graph, self.group)
+        axes = unify(self.graph, self.group, backend_of(self.backend).loads_by_index)
         if isinstance(axes, Conflict) or not self._used_up():
             return {}
         found: Copies = {}

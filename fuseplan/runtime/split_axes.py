@@ -136,7 +136,7 @@ def _partial_values(
     for i, (n, own_axes) in enumerate(zip(spec.nodes, spec.node_axes, strict=True)):
         node, collective = lowered.graph.nodes[n], _collective_of(lowered.equations[n])
         for dims, role in zip(own_axes, node.roles, strict=True):
-            if role == DimRole.WHOLE or (role == DimRole.REDUCED and collective is None):
+            if role.is_whole or (role == DimRole.REDUCED and collective is None):
                 whole.update(dims)
         parts = [partial[v] for v in node.inputs if v in partial]
         own = {a for dims in own_axes for a in dims}

@@ -67,7 +67,7 @@ class Capacity:
     def held(self, n: int) -> frozenset[int]:
         """The classes of the axes that node ``n`` reduces or needs whole."""
         own = zip(self.classes[n], self.graph.nodes[n].roles, strict=True)
-        return frozenset(c for c, role in own if role != DimRole.PARALLEL)
+        return frozenset(c for c, role in own if role in (DimRole.REDUCED, DimRole.WHOLE))
 
     def may_stream(self, nodes: Sequence[int]) -> bool:
         """Whether the axis that ``nodes`` reduce may be streamed in several passes, so that none of it has to

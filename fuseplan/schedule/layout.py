@@ -13,7 +13,7 @@ from itertools import chain
 from math import prod
 
 from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
-from costmodel.graph import Boundary, DimMap, DimRole, Graph, Node, OpKind, boundary
+from costmodel.graph import Boundary, DimMap, Graph, Node, OpKind, boundary
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 
 SHORT_AXIS = 32
@@ -105,7 +105,7 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
     for n, own in zip(nodes, axes.node_axes, strict=True):
         node = graph.nodes[n]
         for dims, role in zip(own, node.roles, strict=True):
-            if role == DimRole.WHOLE and len(dims) > 1:
+            if role.is_whole and len(dims) > 1:
                 joint[dims] = None
         for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
             if v in external:

@@ -171,7 +171,7 @@ class Scheduler(Pricing):
         self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
         self._prologues = possible_prologues(graph)
         self.has_loops = emits_kernels and features.xla_loops
-        self.axes = lru_cache(CACHED_AXES)(Unifier(graph))
+        self.axes = lru_cache(CACHED_AXES)(Unifier(graph, device.capabilities.loads_by_index))
         self._prices: LruCache[Nodes, Kernel | Verdict] = LruCache(CACHED_PRICES)
 
     @cached_property

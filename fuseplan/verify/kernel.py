@@ -204,13 +204,16 @@ def _check_tiles(spec: KernelSpec, node: Node, own: NodeAxes, of_reads: bool, wh
     what = f"{where}: n{node.id} {node.op}"
     require(len(own) == len(node.dims), f"{what} has {len(node.dims)} dimensions, not {len(own)}")
     for extent, axes, role in zip(node.dims, own, node.roles, strict=True):
+        if role == DimRole.ADDRESSED and spec.capabilities.loads_by_index:
+            require(not axes, f"{what} looks up places along {extent} elements, which has axes {axes}")
+            continue
         require(
             all(0 <= a < len(spec.axes) for a in axes)
             and math.prod(spec.axes[a].size for a in axes) == extent,
             f"{what}: the axes {axes} do not make up its extent {extent}",
         )
         require(
-            role != DimRole.WHOLE or all(spec.axes[a].tile == spec.axes[a].size for a in axes[1:]),
+            not role.is_whole or all(spec.axes[a].tile == spec.axes[a].size for a in axes[1:]),
             f"{what} needs {extent} elements whole, but its block has gaps between them",
         )
         for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):

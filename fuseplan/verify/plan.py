@@ -44,7 +44,7 @@ def check_plan(plan: FusionPlan) -> FusionPlan:
     _check_comparisons(plan, kernel_of)
     prologues, hubs = possible_prologues(plan.graph), wide_hubs(plan.graph)
     key_of = _CheckKey(plan.graph, prologues, hubs)
-    unifier = Unifier(plan.graph)
+    unifier = Unifier(plan.graph, plan.device.capabilities.loads_by_index)
     checked: set[Any] = set()
     for k, kernel in enumerate(plan.kernels):
         key = key_of(kernel)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.axes import Conflict, unify
+from costmodel.backends import backend_of
 from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.codegen import emit
@@ -43,7 +44,7 @@ def hand_spec(lowered: Lowered, backend: str, *tiled: Tiled) -> KernelSpec:
     that one pass over it does not suffice for, or that is written to, is walked in passes."""
     graph = lowered.graph
     nodes = tuple(range(len(graph.nodes)))
-    axes = unify(graph, nodes)
+    axes = unify(graph, nodes, backend_of(backend).loads_by_index)
     assert not isinstance(axes, Conflict), axes.reason
     layout = group_layout(graph, nodes, axes, boundary(graph, nodes))
     roles = [R] * len(axes.sizes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
 from costmodel.graph import OpKind
-from costmodel.kernel import Access, KernelSpec, block_shape
+from costmodel.kernel import Access, KernelSpec, block_shape, is_by_index
 from costmodel.onchip import STAGES, KernelFootprint
 from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, Totals
 from fuseplan.codegen.single_pass import (
@@ -67,7 +68,10 @@ class _BlockRefs:
         self.position = grid_position(spec, tile)
 
     def load(self, access: Access, position: Sequence[Any]) -> Any:
-        """The block at ``position``, with zeros outside the array."""
+        """The block at ``position``, with zeros outside the array; of an array that is read by index, the
+        array."""
+        if is_by_index(self.lowered.graph.values[access.value], access):
+            return _InMemory(self._refs[access.value], self.lowered.avals[access.value])
         window, mask = self._window(access, position)
         dtype = self.lowered.avals[access.value].dtype
         other = None if mask is None else np.zeros((), dtype)[()]
@@ -112,6 +116,22 @@ class _BlockRefs:
                     index = jnp.where(inside, index, sizes[dim])
             indices.append(jnp.broadcast_to(index, shape))
         return tuple(indices), mask
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """An array that a kernel reads by index (``fuseplan.frontend.ops.rule.Table``)."""
+
+    ref: Any
+    aval: Any
+
+    @property
+    def ndim(self) -> int:
+        return int(self.aval.ndim)
+
+    def load(self, places: Sequence[Any], inside: Any | None) -> Any:
+        other = None if inside is None else np.zeros((), self.aval.dtype)[()]
+        return plgpu.load(self.ref.at[tuple(places)], mask=inside, other=other)
 
 
 _ELEMENTS_A_THREAD = 16

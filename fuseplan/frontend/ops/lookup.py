@@ -1,24 +1,41 @@
-"""Rules of lookups in a table, ``table[i]``, and of sums into one, ``table.at[i].add(x)``, for tiled loops.
+"""Rules of lookups in a table, ``table[i]``, and of sums into one, ``table.at[i].add(x)``, for tiles.
 
-The axes of the indices are tiled, and the table is whole in each tile. A tile fetches the rows that its own
-indices name, so that what is gathered is never written as a whole; a sum into a table is a reduction over the
-indices, and its result the table. A window of the table that moves with the index is whole, too.
+The axes of the indices are tiled. A tile fetches the rows that its own indices name, so that what is gathered
+is never written as a whole. A window of the table that moves with the index is whole.
+
+- A loop of a CPU has the whole table in each tile.
+- A kernel that loads by index (``Backend.loads_by_index``) reads each element at its address, from a table in
+  memory: the dimensions in which indices choose places are ``DimRole.ADDRESSED``.
+- A sum into a table is a reduction over the indices, and its result the table; only loops of CPUs hold it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.frontend.ops.reduction import accumulator
-from fuseplan.frontend.ops.rule import PALLAS, Reduction, Rule, Space, Tile, no_flops
+from fuseplan.frontend.ops.rule import (
+    PALLAS,
+    Reduction,
+    Rule,
+    Space,
+    Table,
+    Tile,
+    known_dtypes,
+    no_flops,
+    reshaped,
+)
 from fuseplan.frontend.trace import Equation
 
 _Dims = tuple[int, ...]
+_Mode = lax.GatherScatterMode
 
 
 class _Space:
@@ -29,10 +46,10 @@ class _Space:
     of the operand and one of the indices that are equal.
     """
 
-    def __init__(self, role_of_indices: DimRole) -> None:
+    def __init__(self, role_of_indices: DimRole, role_of_places: DimRole) -> None:
         self.dims: list[int] = []
         self.roles: list[DimRole] = []
-        self._role_of_indices = role_of_indices
+        self._role_of_indices, self._role_of_places = role_of_indices, role_of_places
 
     def _own(self, extent: int, role: DimRole) -> _Dims:
         if extent == 1:
@@ -71,7 +88,7 @@ class _Space:
             if at is not None and d not in indexed and rows[at] == operand[d]:
                 of_operand[d] = of_rows[at] = self._own(operand[d], DimRole.PARALLEL)
                 continue
-            of_operand[d] = self._own(operand[d], DimRole.WHOLE)
+            of_operand[d] = self._own(operand[d], self._role_of_places)
             if at is not None:
                 of_rows[at] = self._own(rows[at], DimRole.WHOLE)
         vector = self._own(indices[-1], DimRole.WHOLE)
@@ -86,7 +103,7 @@ def _windows(operand: int, dropped: Sequence[int], batching: Sequence[int]) -> l
 def _gather_space(eqn: Equation) -> Space:
     numbers = eqn.params["dimension_numbers"]
     operand, indices = (a.shape for a in eqn.in_avals)
-    space = _Space(DimRole.PARALLEL)
+    space = _Space(DimRole.PARALLEL, DimRole.ADDRESSED)
     batching = numbers.operand_batching_dims
     maps = space.maps(
         operand,
@@ -102,6 +119,8 @@ def _gather_space(eqn: Equation) -> Space:
 
 def _gathered(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     numbers, (table, indices) = eqn.params["dimension_numbers"], args
+    if isinstance(table, Table):
+        return [_loaded(tile, eqn, table, indices)]
     windows = _windows(table.ndim, numbers.collapsed_slice_dims, numbers.operand_batching_dims)
     sizes = [1] * table.ndim
     for d, at in zip(windows, numbers.offset_dims, strict=True):
@@ -109,13 +128,92 @@ def _gathered(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     return [eqn.primitive.bind(table, indices, **{**eqn.params, "slice_sizes": tuple(sizes)})]
 
 
-GATHER = Rule(OpKind.INJECTIVE, _gather_space, no_flops, _gathered, PALLAS)
+def _loaded(tile: Tile, eqn: Equation, table: Table, indices: Any) -> Any:
+    """The block of the result, of which each element is loaded from its own address."""
+    numbers, space, shape = eqn.params["dimension_numbers"], _gather_space(eqn), tile.out_shapes[0]
+    is_filled = eqn.params["mode"] == _Mode.FILL_OR_DROP
+    batching = dict(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True))
+    windows = _windows(table.ndim, numbers.collapsed_slice_dims, numbers.operand_batching_dims)
+    window_at = dict(zip(windows, numbers.offset_dims, strict=True))
+    outer = [d for d in range(len(shape)) if d not in numbers.offset_dims]
+    in_array: list[Any] = []
+    known: dict[int, Any] = {}
+    """For each dimension of the result that has an axis, the places of the tile's elements."""
+    for dim, own in enumerate(space.output_maps[0]):
+        if own:
+            known[dim], inside = tile.places(shape, dim, own[0])
+            in_array += [] if inside is None else [inside]
+
+    def along(dim: int | None) -> Any:
+        zeros = jnp.zeros(shape, jnp.int32)
+        return zeros if dim is None else known.get(dim, zeros)
+
+    starts, in_table = _starts(eqn, indices, lambda x: _spread(x, outer, shape), is_filled)
+    places = []
+    for d in range(table.ndim):
+        if d in batching:
+            places.append(along(outer[batching[d]]))
+        elif d in starts:
+            places.append(starts[d] + along(window_at.get(d)))
+        else:
+            places.append(along(window_at.get(d)))
+    read = functools.reduce(jnp.logical_and, [*in_array, *in_table]) if in_array or in_table else None
+    found = table.load(places, read)
+    if not in_table:
+        return found
+    fill = np.asarray(eqn.params["fill_value"]).astype(eqn.out_avals[0].dtype)[()]
+    return jnp.where(functools.reduce(jnp.logical_and, in_table), found, fill)
+
+
+def _starts(
+    eqn: Equation, indices: Any, spread: Callable[[Any], Any], is_filled: bool
+) -> tuple[dict[int, Any], list[Any]]:
+    """The first place that each index names, by dimension of the table; and, if others are filled in, which
+    windows are inside of the table. As XLA's gather, which moves other windows to the nearest end."""
+    operand, sizes = eqn.in_avals[0].shape, eqn.params["slice_sizes"]
+    starts: dict[int, Any] = {}
+    in_table: list[Any] = []
+    for k, d in enumerate(eqn.params["dimension_numbers"].start_index_map):
+        index, last = _component(indices, k), operand[d] - sizes[d]
+        if is_filled:  # JAX converts them before it compares.
+            index = spread(index.astype(jnp.int32))
+            in_table += [index >= 0, index <= last]
+        else:
+            index = spread(jnp.clip(index, 0, last) if index.dtype.itemsize >= 4 else index)
+        starts[int(d)] = jnp.clip(index.astype(jnp.int32), 0, last)
+    return starts, in_table
+
+
+def _component(indices: Any, k: int) -> Any:
+    """One of the places that each index vector has; vectors lie along the last dimension."""
+    *outer, count = indices.shape
+    if count == 1:
+        return reshaped(indices, (*outer,)) if outer else indices
+    if indices.dtype.itemsize < 4:
+        indices = indices.astype(jnp.int32)
+    is_kth = lax.broadcasted_iota(jnp.int32, indices.shape, len(outer)) == k
+    return lax.reduce_sum(jnp.where(is_kth, indices, jnp.zeros((), indices.dtype)), axes=(len(outer),))
+
+
+def _spread(x: Any, outer: Sequence[int], shape: tuple[int, ...]) -> Any:
+    """``x``, whose dimensions are ``outer`` ones of the result, in the result's block shape."""
+    return jnp.broadcast_to(reshaped(x, tuple(n if d in outer else 1 for d, n in enumerate(shape))), shape)
+
+
+def _supports(eqn: Equation, language: str) -> bool:
+    """Whether a kernel may load by index: a table of one place has no address to choose."""
+    if eqn.params["mode"] not in (_Mode.CLIP, _Mode.PROMISE_IN_BOUNDS, _Mode.FILL_OR_DROP):
+        return False
+    return known_dtypes(eqn, language) and DimRole.ADDRESSED in _gather_space(eqn).roles and eqn.out_avals[0].ndim > 0
+
+
+GATHER = Rule(OpKind.INJECTIVE, _gather_space, no_flops, _gathered, supports=_supports)
 
 
 def _scatter_space(eqn: Equation) -> Space:
     numbers = eqn.params["dimension_numbers"]
     operand, indices, updates = (a.shape for a in eqn.in_avals)
-    space = _Space(DimRole.REDUCED)
+    space = _Space(DimRole.REDUCED, DimRole.WHOLE)
     batching = numbers.operand_batching_dims
     of_operand, of_indices, of_updates = space.maps(
         operand,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jax import lax
 from jax import numpy as jnp
@@ -37,6 +37,17 @@ class Space:
     output_maps: tuple[DimMap, ...]
 
 
+@runtime_checkable
+class Table(Protocol):
+    """An array in memory that a kernel reads by index: the operand of a rule, in place of a block."""
+
+    ndim: int
+
+    def load(self, places: Sequence[Any], inside: Any | None) -> Any:
+        """A block of elements: ``places`` has for each dimension of the array the index of each of them,
+        ``inside`` says which are read, where not all are. The others are zero."""
+
+
 class Tile(Protocol):
     """The tile of a kernel on which a rule evaluates its equation."""
 
@@ -49,6 +60,10 @@ class Tile(Protocol):
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
         """int32 array of ``shape``: the index of each element along the node's iteration dimension
         ``node_dim``, which varies along ``dim``."""
+
+    def places(self, shape: tuple[int, ...], dim: int, node_dim: int) -> tuple[Any, Any | None]:
+        """As ``indices``, but in the arrays that the kernel has, which may be parts; and a bool array of the
+        elements that are inside of them, None where all are."""
 
     def valid(self, operand: int, dim: int) -> Any | None:
         """Bool array of the operand's block shape: the elements that are inside the array along ``dim``

@@ -109,7 +109,7 @@ class Nests(ABC):
         graph = self.graph
         if not all(can_nest(graph.nodes[n], self.backend) for n in nodes):
             return None
-        axes = unify(graph, nodes)
+        axes = unify(graph, nodes, self.device.capabilities.loads_by_index)
         # Arrays of one element have no axis.
         if isinstance(axes, Conflict) or not axes.sizes or 0 in axes.sizes:
             return None
