@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from costmodel.axes import compose
 from costmodel.backends import Backend, backend_of
-from costmodel.graph import DimMap, Flops, Graph, Value
+from costmodel.graph import DimMap, DimRole, Flops, Graph
 
 
 class AxisRole(enum.IntEnum):
@@ -55,7 +55,7 @@ class Axis:
 class Access:
     """One array that a kernel reads or writes: for each of its dimensions, the kernel
     axes that dimension merges, major first. ``()`` is a dimension of size one, or, in a kernel that loads by
-    index, one in which indices choose places (``is_by_index``)."""
+    index, one in which indices choose places (``looked_up``)."""
 
     value: int
     axes: DimMap
@@ -63,12 +63,6 @@ class Access:
     @property
     def axis_set(self) -> frozenset[int]:
         return frozenset(a for dims in self.axes for a in dims)
-
-
-def is_by_index(value: Value, access: Access) -> bool:
-    """Whether a tiled kernel reads elements of the array at places that indices choose, so that it holds no
-    block of the array."""
-    return any(n != 1 and not axes for n, axes in zip(value.shape, access.axes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +180,19 @@ def reading_passes(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ..
 
 
 def looked_up(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[Access, ...]]:
-    """For each access that reads ``by index``, the results whose elements are read there, one for each node
-    that reads."""
-    found: dict[Access, tuple[Access, ...]] = {
-        access: () for access in spec.reads if is_by_index(graph.values[access.value], access)
-    }
-    for n, own in zip(spec.nodes, spec.node_axes, strict=True) if found else ():
+    """The arrays that a tiled kernel reads by index, of which it holds no block: for each, the results that
+    nodes make of its elements, one for each node."""
+    found: dict[Access, tuple[Access, ...]] = {}
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
         node = graph.nodes[n]
+        roles = zip(node.roles, own, strict=True)
+        if all(role != DimRole.ADDRESSED or axes for role, axes in roles):
+            continue
+        result = Access(node.outputs[0], compose(node.output_maps[0], own))
         for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-            access = Access(v, compose(dim_map, own))
-            if access in found:
-                found[access] += (Access(node.outputs[0], compose(node.output_maps[0], own)),)
+            if node.addresses(dim_map):
+                access = Access(v, compose(dim_map, own))
+                found[access] = (*found.get(access, ()), result)
     return found
 
 

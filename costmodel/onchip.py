@@ -37,7 +37,7 @@ from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
-from costmodel.kernel import Access, Axis, AxisRole, KernelSpec, is_by_index
+from costmodel.kernel import Access, Axis, AxisRole, KernelSpec, looked_up
 from costmodel.memory import LANES, SUBLANES, WORD_BITS, padded_size
 
 STAGES = 2
@@ -260,10 +260,9 @@ class KernelFootprint:
         self._streamed = spec.streamed
         self._blocks = _Blocks(tiled)
         self._rows = self._row_axis() if self._can.warpgroup_blocks else None
+        by_index = looked_up(graph, spec)
         read = {
-            a: self._blocks.symbol(a.axes, self._bits(a.value))
-            for a in spec.reads
-            if not is_by_index(graph.values[a.value], a)
+            a: self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.reads if a not in by_index
         }
         if self._can.in_registers:
             shared, loaded = self._shared(read)

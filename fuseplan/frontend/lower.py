@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.backends import backend_of
 from costmodel.graph import DimRole, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
@@ -201,8 +200,7 @@ def _evaluated(eqn: Equation) -> tuple[Rule, Space, Flops, tuple[str, ...]]:
     where = f"of {eqn.primitive.name!r} in `{eqn}`"
     try:
         rule = rule_of(eqn)
-        space, flops = rule.space(eqn), rule.flops(eqn)
-        backends = rule.backends(eqn)
+        space, flops, backends = rule.space(eqn), rule.flops(eqn), rule.backends(eqn)
     except Exception as error:
         if isinstance(error, (FuseplanError, MemoryError)):
             raise
@@ -224,9 +222,6 @@ def _evaluated(eqn: Equation) -> tuple[Rule, Space, Flops, tuple[str, ...]]:
             f"the flops of the rule {where} should be Flops of whole numbers, at least 0 (round them by "
             f"int()), got {flops!r}"
         )
-    if DimRole.ADDRESSED in space.roles:
-        known = map(backend_of, backends)
-        backends = tuple(b.name for b in known if b.loads_by_index or not b.is_compiled_apart)
     return rule, space, flops, backends
 
 

@@ -72,7 +72,7 @@ def walk(size, tile):
 
 def tilings(space):
     """All axes whole; those that are reduced in tiles that do not divide them; the others; all."""
-    free = [i for i, role in enumerate(space.roles) if role != DimRole.WHOLE and space.dims[i] > 1]
+    free = [i for i, role in enumerate(space.roles) if not role.is_whole and space.dims[i] > 1]
     uneven = {i: next((t for t in (3, 2) if t < space.dims[i] and space.dims[i] % t), 1) for i in free}
     reduced = tuple(i for i in free if space.roles[i] == DimRole.REDUCED)
     chosen = {(), reduced, tuple(i for i in free if i not in reduced), tuple(free)}
@@ -504,7 +504,7 @@ def test_its_gradient_is_elementwise(name):
 def test_integers_are_picked_where_nothing_is_filled_in():
     check(partial(along, mode="clip"), I, OUTSIDE, op="gather")
     (node,) = (n for n in lower(trace(along, I, LABELS)).graph.nodes if n.op == "gather")
-    assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("xla", "loops"))
+    assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("triton", "xla", "loops"))
 
 
 def window(x, i):
@@ -533,8 +533,9 @@ def test_lookups_fetch_what_the_indices_of_a_tile_name(name, dtype):
     x = (x > 0) if dtype == "bool" else x.astype(jnp.dtype(dtype))
     check(f, x, i, op="gather")
     gathers = [n for n in lower(trace(f, x, i)).graph.nodes if n.op == "gather"]
+    by_index = ("triton",) if dtype != "complex64" and name != "table of one row" else ()
     for node in gathers:
-        assert (node.kind, node.backends) == (OpKind.INJECTIVE, ("xla", "loops"))
+        assert (node.kind, node.backends) == (OpKind.INJECTIVE, (*by_index, "xla", "loops"))
     assert any(DimRole.PARALLEL in node.roles for node in gathers)
 
 

@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
 from costmodel.graph import OpKind
-from costmodel.kernel import Access, KernelSpec, block_shape, is_by_index
+from costmodel.kernel import Access, KernelSpec, block_shape, looked_up
 from costmodel.onchip import STAGES, KernelFootprint
 from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, Totals
 from fuseplan.codegen.single_pass import (
@@ -61,6 +61,7 @@ class _BlockRefs:
         self.spec, self.lowered, self._interpret = spec, lowered, interpret
         values = (*live_ins(spec), *(w.value for w in spec.writes))
         self._refs = dict(zip(values, refs, strict=True))
+        self._by_index = looked_up(lowered.graph, spec)
         # A program index is a traced zero also in a grid of one.
         self.program = pl.program_id(0)
         # With a causal mask the last programs visit the most tiles, so they start first.
@@ -70,7 +71,7 @@ class _BlockRefs:
     def load(self, access: Access, position: Sequence[Any]) -> Any:
         """The block at ``position``, with zeros outside the array; of an array that is read by index, the
         array."""
-        if is_by_index(self.lowered.graph.values[access.value], access):
+        if access in self._by_index:
             return _InMemory(self._refs[access.value], self.lowered.avals[access.value])
         window, mask = self._window(access, position)
         dtype = self.lowered.avals[access.value].dtype

@@ -198,7 +198,10 @@ class Rule:
 
     def backends(self, eqn: Equation) -> tuple[str, ...]:
         """The backends that can emit ``eqn`` inside a fused kernel."""
-        return tuple(b for b in backend_names() if self._emits(eqn, backend_of(b).language))
+        emitting = [b for b in map(backend_of, backend_names()) if self._emits(eqn, b.language)]
+        if DimRole.ADDRESSED in self.space(eqn).roles:
+            emitting = [b for b in emitting if b.loads_by_index or not b.is_compiled_apart]
+        return tuple(b.name for b in emitting)
 
     def _emits(self, eqn: Equation, language: str) -> bool:
         if self.kind == OpKind.OPAQUE or language in self.lacks:
