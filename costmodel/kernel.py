@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from costmodel.axes import compose
 from costmodel.backends import Backend, backend_of
-from costmodel.graph import DimMap, DimRole, Flops, Graph
+from costmodel.graph import DimMap, DimRole, Flops, Graph, once
 
 
 class AxisRole(enum.IntEnum):
@@ -179,15 +179,23 @@ def reading_passes(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ..
     return {access: tuple(passes) for access, passes in found.items()}
 
 
+@once
+def _looking_up(graph: Graph) -> frozenset[int]:
+    """The nodes with an operand that indices choose places of."""
+    return frozenset([node.id for node in graph.nodes if DimRole.ADDRESSED in node.roles])
+
+
 def looked_up(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[Access, ...]]:
     """The arrays that a tiled kernel reads by index, of which it holds no block: for each, the results that
     nodes make of its elements, one for each node."""
     found: dict[Access, tuple[Access, ...]] = {}
+    looking = _looking_up(graph)
+    if not spec.capabilities.loads_by_index or looking.isdisjoint(spec.nodes):
+        return found
     for n, own in zip(spec.nodes, spec.node_axes, strict=True):
-        node = graph.nodes[n]
-        roles = zip(node.roles, own, strict=True)
-        if all(role != DimRole.ADDRESSED or axes for role, axes in roles):
+        if n not in looking:
             continue
+        node = graph.nodes[n]
         result = Access(node.outputs[0], compose(node.output_maps[0], own))
         for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
             if node.addresses(dim_map):

@@ -145,7 +145,7 @@ class _Tilings:
                 for result, size in results:
                     n_passes = len(passes_of.get(access, ())) or 1
                     loads, fetches = self._read_counts(result, touched, n_passes)
-                    loaded = loaded + size * loads
+                    loaded = loaded + np.minimum(nbytes, size) * loads
                     times = np.maximum(times, fetches)
                 again = fetched.get(access.value, np.zeros(len(times), dtype=bool))
                 hbm = hbm + np.where(again, 0, touched * times)

@@ -15,8 +15,8 @@ block that it indexes is loaded again in each pass that reads it. Reads past the
 a TPU does (``costmodel.memory``). Data that an earlier kernel left in the cache are not counted as a
 saving.
 
-An array that a kernel reads by index is loaded element by element, as often as the results that are made of
-its elements. Of HBM these are no more bytes than the array has, nor than the results have, as in XLA's loops.
+Of an array that a kernel reads by index, no more bytes are read than the array has, nor than the results that
+are made of its elements, as in XLA's loops. They are loaded as often as the blocks of these results are made.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
             touched, times = min(nbytes, sum(size for _, size in results)), 0
             for result, size in results:
                 loads, fetches = read_counts(spec, result, touched, device, len(passes) or 1)
-                loaded += load(size, loads)
+                loaded += load(min(nbytes, size), loads)
                 times = max(times, fetches)
             hbm += 0 if access.value in fetched else touched * times
             continue
