@@ -101,6 +101,10 @@ def partitioned(
     return run
 
 
+_WHOLE = "whole"
+"""The beginning of the factors of dimensions that have no axis and are whole on each device."""
+
+
 @dataclass(frozen=True)
 class _Partition:
     """A kernel, and how it is partitioned."""
@@ -145,15 +149,20 @@ class _Partition:
         units = itertools.count()
 
         def mapping(access: Access) -> Any:
-            """A factor for each axis of a dimension, or one of its own for a dimension of size one. An axis
-            that an array has twice, on a diagonal, is another factor the second time."""
+            """A factor for each axis of a dimension, or one of its own for a dimension of size one, or in
+            which indices choose places. An axis that an array has twice, on a diagonal, is another factor the
+            second time."""
             times: Counter[int] = Counter()
+            shape = self.lowered.avals[access.value].shape
 
             def factor(a: int) -> str:
                 times[a] += 1
                 return f"axis{a}" if times[a] == 1 else f"axis{a}_{times[a]}"
 
-            dims = [list(map(factor, own)) or [f"unit{next(units)}"] for own in access.axes]
+            dims = [
+                list(map(factor, own)) or [f"{'unit' if n == 1 else _WHOLE}{next(units)}"]
+                for own, n in zip(access.axes, shape, strict=True)
+            ]
             return ArrayMapping(*(names[0] if len(names) == 1 else CompoundFactor(*names) for names in dims))
 
         operands, results = tuple(map(mapping, self._reads)), tuple(map(mapping, self.spec.writes))
@@ -166,7 +175,9 @@ class _Partition:
         return SdyShardingRule(
             (ArrayMapping(), *operands),
             results,
-            need_replication_factors=tuple(f for f in factors if axis_of.get(f) in self._split.whole),
+            need_replication_factors=tuple(
+                f for f in factors if f.startswith(_WHOLE) or axis_of.get(f) in self._split.whole
+            ),
             **sizes,
         )
 
@@ -252,8 +263,10 @@ class _Partition:
         sizes = tuple(replace(axis, tile=axis.size) for axis in axes)
         avals = list(self.lowered.avals)
         for access in (*self.spec.reads, *self.spec.writes):
-            shape, dtype = block_shape(sizes, access.axes), avals[access.value].dtype
-            avals[access.value] = jax.core.ShapedArray(shape, dtype)
+            whole = avals[access.value]
+            own = zip(access.axes, block_shape(sizes, access.axes), whole.shape, strict=True)
+            shape = tuple(n if axes else whole_n for axes, n, whole_n in own)
+            avals[access.value] = jax.core.ShapedArray(shape, whole.dtype)
         return replace(self.spec, axes=axes), replace(self.lowered, avals=tuple(avals))
 
 

@@ -23,7 +23,7 @@ from jax import numpy as jnp
 
 from costmodel.axes import reduced_axes
 from costmodel.graph import DimRole, Graph
-from costmodel.kernel import Access, KernelSpec, block_shape
+from costmodel.kernel import Access, KernelSpec, block_shape, looked_up
 from fuseplan.codegen.single_pass import literal_scalar
 from fuseplan.codegen.tile import BlockTile, Step, make_step
 from fuseplan.frontend.lower import Lowered
@@ -212,25 +212,44 @@ class _IndexRecorder(BlockTile):
         return super().indices(shape, dim, node_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class _AnyTable:
+    """A table of which any elements are read (``fuseplan.frontend.ops.rule.Table``)."""
+
+    ndim: int
+    dtype: Any
+
+    def load(self, places: Sequence[Any], inside: Any | None) -> Any:
+        return jnp.zeros(jnp.shape(places[0]), self.dtype)
+
+
 def _indexed_axes(spec: KernelSpec, lowered: Lowered) -> set[int]:
     """The axes along which the index of an element decides its value."""
     found: set[int] = set()
+    by_index = looked_up(lowered.graph, spec)
     for i in range(len(spec.nodes)):
         step = make_step(spec, lowered, i)
         assert step.rule.block is not None, f"{step.equation.primitive} has no block form"
         tile = _IndexRecorder(spec, step, found)
-        blocks = [
-            literal_scalar(v)
-            if isinstance(v, Literal)
-            else jax.ShapeDtypeStruct(block_shape(spec.axes, axes or ()), lowered.avals[v].dtype)
-            for v, axes in zip(step.equation.inputs, step.in_axes, strict=True)
-        ]
-        jax.eval_shape(functools.partial(_evaluate, step.rule.block, tile, step.equation), blocks)
+        known: dict[int, Any] = {}
+        blocks: dict[int, Any] = {}
+        for k, (v, axes) in enumerate(zip(step.equation.inputs, step.in_axes, strict=True)):
+            if isinstance(v, Literal):
+                known[k] = literal_scalar(v)
+            elif Access(v, axes or ()) in by_index:
+                known[k] = _AnyTable(lowered.avals[v].ndim, lowered.avals[v].dtype)
+            else:
+                shape = block_shape(spec.axes, axes or ())
+                blocks[k] = jax.ShapeDtypeStruct(shape, lowered.avals[v].dtype)
+        jax.eval_shape(functools.partial(_evaluate, step.rule.block, tile, step.equation, known), blocks)
     return found
 
 
-def _evaluate(block: Any, tile: BlockTile, equation: Equation, operands: Sequence[Any]) -> list[Any]:
-    return list(block(tile, equation, operands))
+def _evaluate(
+    block: Any, tile: BlockTile, equation: Equation, known: Mapping[int, Any], blocks: Mapping[int, Any]
+) -> list[Any]:
+    operands = {**known, **blocks}
+    return list(block(tile, equation, [operands[k] for k in range(len(operands))]))
 
 
 def _masked_axes(spec: KernelSpec, lowered: Lowered) -> set[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
 from jax import lax
 from jax import numpy as jnp
 
@@ -161,6 +163,21 @@ WINDOWS: dict[str, Callable[..., Any]] = {
     "pad": lambda x: jnp.pad(x[:, :64], ((0, 0), (0, 64))),
     "pad_gaps": lambda x: lax.pad(x[:, :64], jnp.zeros((), x.dtype), ((0, 0, 0), (1, 0, 1))),
     "tile": lambda x: jnp.tile(x, (1, 2)),
+}
+
+
+def _window(x: Any, i: Any) -> Any:
+    return lax.dynamic_slice(x, (i, 0), (2, 64))
+
+
+LOOKUPS: dict[str, Callable[..., Any]] = {
+    "lookup_rows": lambda x: jnp.take(x, x.max(1).astype(jnp.int32), 0, mode="clip"),
+    "lookup_columns": lambda x: x.at[:, x.max(1).astype(jnp.int32)].get(mode="promise_in_bounds"),
+    "lookup_or_fill": lambda x: jnp.take(x, x.max(1).astype(jnp.int8), 0, mode="fill"),
+    "lookup_by_uint32": lambda x: jnp.take(x, x.max(1).astype(jnp.uint32), 0, mode="clip"),
+    "lookup_elements": lambda x: x[x.max(1).astype(jnp.int32), x.min(1).astype(jnp.int32)],
+    "lookup_windows": lambda x: jax.vmap(partial(_window, x))(x.max(1).astype(jnp.int32)),
+    "lookup_along": lambda x: jnp.take_along_axis(x, (2 * x).astype(jnp.int32), 1),
 }
 
 QUANTIFIERS: dict[str, Callable[..., Any]] = {

@@ -32,8 +32,9 @@ FLOATS = {
     **table.FOLDS,
     **table.FLOAT_FOLDS,
     **table.WINDOWS,
+    **table.LOOKUPS,
 }
-WHOLE = {**table.REDUCTIONS, **table.MOVEMENT, **table.FOLDS, **table.BITWISE, **table.WINDOWS}
+WHOLE = {**table.REDUCTIONS, **table.MOVEMENT, **table.FOLDS, **table.BITWISE, **table.WINDOWS, **table.LOOKUPS}
 INTEGERS = {**table.BINARY, **table.INTEGER}
 SCALARS = {**table.BINARY, **table.FLOAT_BINARY}
 

@@ -99,6 +99,8 @@ WORKLOADS = (
     "mlp",
     "linear_cross_entropy_grad",
     "gpt2_block",
+    "embedding_bags",
+    "bond_energy",
 )
 """Those whose kernels for GPUs and TPUs are split."""
 
