@@ -10,14 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jax import lax
 
+import fuseplan
 from costmodel import get_device
-from costmodel.graph import DimRole
+from costmodel.axes import unify
+from costmodel.graph import DimRole, boundary
 from costmodel.kernel import looked_up
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
 from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
+from fuseplan.schedule.nests.accelerator import kernel_nests
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.settings import make_options
 from tests.helpers.plans import plan_traced
@@ -199,7 +202,19 @@ def test_plans(name):
 
 
 def test_attention_over_gathered_keys():
-    assert planned(attention, *(normal(40, 16, seed=s) for s in range(3)), places(40, 50))
+    """Is one kernel where that is faster, and each of its schedules computes it."""
+    args = (*(normal(40, 16, seed=s) for s in range(3)), places(40, 50))
+    lowered = whole_group(attention, *args)
+    nodes = tuple(range(len(lowered.graph.nodes)))
+    axes, edge = unify(lowered.graph, nodes, by_index=True), boundary(lowered.graph, nodes)
+    specs = list(kernel_nests(lowered.graph, nodes, axes, edge, "triton"))
+    for spec in specs[:: -(-len(specs) // 5)]:
+        got = run_quickly(kernel_function(spec, lowered, interpret=True), *args)
+        check_results(str(spec.axes), list(got), [run_quickly(attention, *args)])
+    shapes = [jax.ShapeDtypeStruct((4096, 64), "bfloat16")] * 3
+    (kernel,) = fuseplan.make_plan(attention, device="h200")(*shapes, jax.ShapeDtypeStruct((4096,), "int32")).kernels
+    assert kernel.spec.backend == "triton"
+    assert planned(attention, *args)
 
 
 @pytest.mark.parametrize("name", ["normalised embeddings", "bags", "pairs", "rows of logits"])

@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush
 
 from costmodel.axes import Conflict, unify
 from costmodel.backends import backend_of
-from costmodel.graph import Graph, Node, OpKind, boundary
+from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
 from fuseplan.schedule.addressing import can_regroup, regroups
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.pricing import Nodes
@@ -118,9 +118,11 @@ def regions(
         if may_gain and _needs_nest(graph, region, backend):
             yield region
             extended = _with_layout_changes(graph, region, backend)
-            if extended != region and extended not in found:
-                found.add(extended)
-                yield extended
+            with_lookups = [_with_lookups(graph, group, backend) for group in (region, extended)]
+            for other in (extended, *with_lookups):
+                if other != region and other not in found:
+                    found.add(other)
+                    yield other
 
 
 def _needs_nest(graph: Graph, nodes: Nodes, backend: str) -> bool:
@@ -207,6 +209,36 @@ def _with_layout_changes(graph: Graph, nodes: Nodes, backend: str) -> Nodes:
             inside.add(node.id)
             queue += node.outputs
     return tuple(sorted(inside))
+
+
+def _with_lookups(graph: Graph, nodes: Nodes, backend: str) -> Nodes:
+    """``nodes`` with the lookups whose results they alone read, what moves these results, and what computes
+    the indices: each tile fetches its own rows."""
+    if not backend_of(backend).loads_by_index:
+        return nodes
+
+    def looks_up(n: int) -> bool:
+        return DimRole.ADDRESSED in graph.nodes[n].roles
+
+    def moves(n: int) -> bool:
+        node = graph.nodes[n]
+        return can_nest(node, backend) and (node.op in _LAYOUT_OPS or looks_up(n))
+
+    def readers(n: int) -> Iterator[int]:
+        return (r for v in graph.nodes[n].outputs for r in graph.consumers[v] if r in moved)
+
+    def may_compute(n: int) -> bool:
+        return graph.nodes[n].kind <= OpKind.INJECTIVE and can_nest(graph.nodes[n], backend)
+
+    moved = _private_producers(graph, nodes, moves, is_last=looks_up)
+    lookups = {n for n in moved if looks_up(n)}
+    if not lookups:
+        return nodes
+    moved &= lookups | reachable(lookups, readers)
+    of_indices = {graph.values[v].producer for n in lookups for v in graph.nodes[n].inputs[1:]}
+    computed = _private_producers(graph, (*nodes, *moved), may_compute, of_indices)
+    extended = tuple(sorted({*nodes, *moved, *computed}))
+    return extended if convex(graph, extended) == extended else nodes
 
 
 def descendants_up_to_last(graph: Graph, nodes: Nodes) -> list[int]:
