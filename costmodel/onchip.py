@@ -261,9 +261,7 @@ class KernelFootprint:
         self._blocks = _Blocks(tiled)
         self._rows = self._row_axis() if self._can.warpgroup_blocks else None
         by_index = looked_up(graph, spec)
-        read = {
-            a: self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.reads if a not in by_index
-        }
+        read = {a: self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.reads if a not in by_index}
         if self._can.in_registers:
             shared, loaded = self._shared(read)
             self._sums = (shared, *self._peaks(loaded))

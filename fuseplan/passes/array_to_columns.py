@@ -50,7 +50,7 @@ def by_columns(
     elements; None where ``lowered`` has none.
 
     With ``lookups``, rows that a gather takes from a table or a scatter adds to one are columns, too. A CPU
-    takes a row at once; kernels of GPUs and TPUs hold no lookups, and compute what follows by columns.
+    takes a row at once; kernels of GPUs and TPUs compute what follows by columns.
 
     Example:
         >>> import jax

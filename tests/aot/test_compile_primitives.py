@@ -34,7 +34,14 @@ FLOATS = {
     **table.WINDOWS,
     **table.LOOKUPS,
 }
-WHOLE = {**table.REDUCTIONS, **table.MOVEMENT, **table.FOLDS, **table.BITWISE, **table.WINDOWS, **table.LOOKUPS}
+WHOLE = {
+    **table.REDUCTIONS,
+    **table.MOVEMENT,
+    **table.FOLDS,
+    **table.BITWISE,
+    **table.WINDOWS,
+    **table.LOOKUPS,
+}
 INTEGERS = {**table.BINARY, **table.INTEGER}
 SCALARS = {**table.BINARY, **table.FLOAT_BINARY}
 

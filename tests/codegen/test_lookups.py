@@ -212,7 +212,9 @@ def test_attention_over_gathered_keys():
         got = run_quickly(kernel_function(spec, lowered, interpret=True), *args)
         check_results(str(spec.axes), list(got), [run_quickly(attention, *args)])
     shapes = [jax.ShapeDtypeStruct((4096, 64), "bfloat16")] * 3
-    (kernel,) = fuseplan.make_plan(attention, device="h200")(*shapes, jax.ShapeDtypeStruct((4096,), "int32")).kernels
+    (kernel,) = fuseplan.make_plan(attention, device="h200")(
+        *shapes, jax.ShapeDtypeStruct((4096,), "int32")
+    ).kernels
     assert kernel.spec.backend == "triton"
     assert planned(attention, *args)
 

@@ -204,7 +204,11 @@ def _supports(eqn: Equation, language: str) -> bool:
     """Whether a kernel may load by index: a table of one place has no address to choose."""
     if eqn.params["mode"] not in (_Mode.CLIP, _Mode.PROMISE_IN_BOUNDS, _Mode.FILL_OR_DROP):
         return False
-    return known_dtypes(eqn, language) and DimRole.ADDRESSED in _gather_space(eqn).roles and eqn.out_avals[0].ndim > 0
+    return (
+        known_dtypes(eqn, language)
+        and DimRole.ADDRESSED in _gather_space(eqn).roles
+        and eqn.out_avals[0].ndim > 0
+    )
 
 
 GATHER = Rule(OpKind.INJECTIVE, _gather_space, no_flops, _gathered, supports=_supports)

@@ -4,7 +4,8 @@
 over the picked dimension: the sum of ``where(index == position, x, 0)``, which has one nonzero term. So
 logits that the same kernel computes need not be stored. Its gradient, a ``scatter-add`` of one update a
 row, is elementwise: ``x + update`` where ``index == position``. Of a table shared by all indices such a
-reduction would read all for every index: ``lookup`` has rules for loops, and elsewhere XLA runs it.
+reduction would read all for every index: ``lookup`` has rules for loops and for kernels that load by index,
+and elsewhere XLA runs it.
 """
 
 from __future__ import annotations
