@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,7 @@ from costmodel import get_device
 from costmodel.axes import unify
 from costmodel.graph import DimRole, boundary
 from costmodel.kernel import looked_up
+from costmodel.traffic import bytes_moved
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
@@ -23,6 +27,7 @@ from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.nests.accelerator import kernel_nests
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.settings import make_options
+from fuseplan.verify.plan import check_plan
 from tests.helpers.plans import plan_traced
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import kernel_function, whole_group
@@ -289,3 +294,62 @@ _STEPS = {
     "rows of the nearest": lambda z, y, i: z * y[jnp.nan_to_num(z[..., 0] * 2).astype(jnp.int32)],
     "mean": lambda z, y, i: z - z.mean(),
 }
+
+
+def embeddings(t, i, p):
+    return norm(t[i] + p)
+
+
+def plan_of_embeddings(rows, device="h200"):
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((rows, 768), (8192, 768))]
+    return fuseplan.make_plan(embeddings, device=device)(
+        shapes[0], jax.ShapeDtypeStruct((8192,), "int32"), shapes[1]
+    )
+
+
+@pytest.mark.parametrize("rows", [64, 50_257])
+def test_what_is_looked_up_counts_once(rows):
+    """No more bytes of a table are read than it has, nor than the looked-up rows."""
+    (kernel,) = plan_of_embeddings(rows).kernels
+    array = 4 * 8192 * 768
+    assert kernel.cost.hbm_read_bytes == min(array, 4 * rows * 768) + 4 * 8192 + array
+    assert kernel.cost.hbm_write_bytes == array
+
+
+def test_each_tile_loads_its_own_rows():
+    """A product of looked-up rows loads them for each tile of its columns."""
+    lowered = whole_group(
+        lambda x, i, w: x[i] @ w,
+        *(jax.ShapeDtypeStruct(s, d) for s, d in (((9000, 512), "float32"), ((4096,), "int32"))),
+        jax.ShapeDtypeStruct((512, 1024), "float32"),
+    )
+    graph, nodes = lowered.graph, tuple(range(len(lowered.graph.nodes)))
+    for spec in Scheduler(graph, H200, lowered).schedules(nodes):
+        ((_, (rows,)),) = looked_up(graph, spec).items()
+        columns = [a for a, axis in enumerate(spec.axes) if axis.size == 1024]
+        without = replace(spec, axes=tuple(replace(a, tile=a.size) for a in spec.axes))
+        loaded = bytes_moved(graph, spec, H200).loaded_bytes
+        assert rows.axis_set.isdisjoint(columns)
+        tiles = prod(spec.axes[a].n_tiles for a in columns)
+        of_rows = 4 * 4096 * 512 * tiles
+        assert of_rows <= loaded
+        assert bytes_moved(graph, without, H200).hbm_read_bytes == 4 * (4096 * 512 + 512 * 1024 + 4096)
+
+
+def test_plans_are_written_read_and_verified():
+    plan = plan_of_embeddings(50_257)
+    again = fuseplan.Plan.from_json(plan.to_json())
+    assert again.kernels == plan.kernels
+    again.verify()
+
+
+def test_a_kernel_with_axes_of_places_is_refused():
+    plan = plan_of_embeddings(64)
+    (kernel,) = plan.kernels
+    at = next(i for i, n in enumerate(kernel.spec.nodes) if DimRole.ADDRESSED in plan.graph.nodes[n].roles)
+    roles = plan.graph.nodes[kernel.spec.nodes[at]].roles
+    own = list(kernel.spec.node_axes)
+    own[at] = tuple((0,) if role == DimRole.ADDRESSED else a for a, role in zip(own[at], roles, strict=True))
+    forged = replace(plan, kernels=(replace(kernel, spec=replace(kernel.spec, node_axes=tuple(own))),))
+    with pytest.raises(fuseplan.InvalidPlanError, match="looks up places"):
+        check_plan(forged)
