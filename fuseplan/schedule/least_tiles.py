@@ -170,6 +170,8 @@ def _contiguous_of(capacity: Capacity, node: Node) -> Iterator[_Contiguous]:
     classes = capacity.classes[node.id]
     maps = node.input_maps + node.output_maps
     for v, dim_map in zip(node.inputs + node.outputs, maps, strict=True):
+        if node.addresses(dim_map):  # A kernel has no block of it.
+            continue
         dims = [d for of in dim_map for d in of]
         elements = prod([node.dims[d] for d in dims])
         # If two of its dimensions became one axis, it would be smaller.
@@ -180,5 +182,5 @@ def _contiguous_of(capacity: Capacity, node: Node) -> Iterator[_Contiguous]:
 
 
 def _elements(node: Node) -> int:
-    maps = node.input_maps + node.output_maps
+    maps = [m for m in node.input_maps + node.output_maps if not node.addresses(m)]
     return max([prod([node.dims[d] for dims in dim_map for d in dims]) for dim_map in maps], default=0)

@@ -27,6 +27,7 @@ from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.nests.accelerator import kernel_nests
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.settings import make_options
+from fuseplan.support.errors import Verdict
 from fuseplan.verify.plan import check_plan
 from tests.helpers.plans import plan_traced
 from tests.helpers.quickly import run_quickly
@@ -353,3 +354,25 @@ def test_a_kernel_with_axes_of_places_is_refused():
     forged = replace(plan, kernels=(replace(kernel, spec=replace(kernel.spec, node_axes=tuple(own))),))
     with pytest.raises(fuseplan.InvalidPlanError, match="looks up places"):
         check_plan(forged)
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "columns"])
+def test_no_schedule_beats_its_bounds(name):
+    """And no test of larger groups refuses a group that has a kernel."""
+    f, args = PROGRAMS.get(name, (lambda x, i: jnp.exp(x[:, i]).sum(0), (normal(19, 50), places(50, 7))))
+    lowered = whole_group(f, *args)
+    scheduler = Scheduler(lowered.graph, H200, lowered, TILED)
+    nodes = tuple(range(len(lowered.graph.nodes)))
+    for first in nodes[:-1]:
+        group, edge = nodes[first:], boundary(lowered.graph, nodes[first:])
+        kernel = scheduler.price(group)
+        if isinstance(kernel, Verdict):
+            continue
+        crossing = frozenset(edge.reads + edge.writes)
+        assert scheduler.oversized(group, crossing) is None
+        assert scheduler.oversized_beside(group, crossing, ()) is None
+        assert scheduler.oversized_beside(group, crossing, nodes[:first]) is None
+        assert scheduler.least(group) <= kernel.cost.time_ps
+        floor = scheduler.partial_floor([(n,) for n in nodes])
+        inside = np.array([[n in group for n in nodes]])
+        assert floor(inside, inside)[0] <= kernel.cost.time_ps
