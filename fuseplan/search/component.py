@@ -123,6 +123,8 @@ def _solve_space(
     if space.n == 1:
         time_ps = space.total(singles).time_ps
         return Solved(singles, time_ps, True, duals=(time_ps,))
+    # XLA's loops are offered for sets of hundreds of operations, from which no nogood is learnt.
+    space.learns = space.learns or not space.offers
     floor_ps = space.floor_ps
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]

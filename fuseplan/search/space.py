@@ -86,6 +86,9 @@ class Space:
         misfit = WeakMethod(self._misfit)
         late, has_copies = book.is_overdue, self.duplicate_rules is not None
         most = LIMITS.max_learning_bits_with_copies if has_copies else LIMITS.max_learning_bits
+        self.learns = not book.absorbs_moves
+        """Whether nogoods are learnt. Where a question is cheap, as of XLA's loops on a CPU, that pays only for
+        a search that lists groups (``component.solve_component``)."""
         self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything, late, most)
         self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0, late, most)
         self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0, late, most)
@@ -195,9 +198,7 @@ class Space:
 
     def breaks_rules(self, mask: Mask) -> bool:
         """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
-        # XLA's loops are offered for sets of hundreds of operations, from which no nogood is learnt.
-        plain = self.offers and self.book.absorbs_moves
-        return self._clash(mask) is not None if plain else self.rules.refused(mask)
+        return self.rules.refused(mask) if self.learns else self._clash(mask) is not None
 
     def is_tight(self, mask: Mask) -> bool:
         """Whether the group may be too large for the chip, so that ``overflows`` must be checked."""
