@@ -51,7 +51,8 @@ def rewritten_programs(
         notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if is_cut or work.is_over else ()
         return [_possible(found, options) or lowered], notes
     min_bytes = options.device.least_large_bytes
-    base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
+    exchanged = exchange_sides(lowered) or lowered
+    base = _possible(clock.time("lower", lambda: by_columns(exchanged, min_bytes)), options) or exchanged
     if not (options.features.recompute and options.features.loop_nests):
         return [base], ()
     again = _possible(clock.time("lower", lambda: recompute(base, min_bytes)), options)

@@ -80,7 +80,28 @@ def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         maps = (*space.input_maps, *space.output_maps)
         if swap_is_faster(maps, _tile_extents(space, (lhs.shape, rhs.shape))):
             return [exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
-    return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
+    if tile.language == "loops":
+        lhs, rhs, params = _without_unit_batches(lhs, rhs, params)
+    out = eqn.primitive.bind(lhs, rhs, **params).astype(dtype)
+    return [reshaped(out, tile.out_shapes[0]) if tile.language == "loops" else out]
+
+
+def _without_unit_batches(lhs: Any, rhs: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The operands and parameters of a product without its batch dimensions of size one, for which XLA would
+    transpose a tile that is contracted along its rows."""
+    contracts, batches = params["dimension_numbers"]
+    units = [k for k, d in enumerate(batches[0]) if lhs.shape[d] == 1]
+    if not units:
+        return lhs, rhs, params
+    sides = []
+    for x, contract, batch in zip((lhs, rhs), contracts, batches, strict=True):
+        dropped = {batch[k] for k in units}
+        place = {d: k for k, d in enumerate(d for d in range(x.ndim) if d not in dropped)}
+        kept = tuple(place[d] for d in batch if d not in dropped)
+        sides.append((lax.squeeze(x, sorted(dropped)), tuple(place[d] for d in contract), kept))
+    (lhs, lhs_contract, lhs_batch), (rhs, rhs_contract, rhs_batch) = sides
+    numbers = ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))
+    return lhs, rhs, {**params, "dimension_numbers": numbers}
 
 
 def treats_sides_alike(eqn: Equation) -> bool:
