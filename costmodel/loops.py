@@ -273,8 +273,16 @@ def _transposed_elements(maps: Sequence[DimMap], extents: Sequence[int]) -> tupl
         return 0 if ranks == sorted(ranks) else _size(dims, extents)
 
     batch, rows, depth, columns = sides.batch, sides.rows, sides.depth, sides.columns
-    as_is = moved(left, batch, rows, depth) + moved(right, batch, depth, columns)
-    swapped = moved(right, batch, columns, depth) + moved(left, batch, depth, rows)
+
+    def moved_right(dim_map: DimMap, columns: frozenset[int]) -> int:
+        # Without batches XLA multiplies by a second side in either layout.
+        lies = [moved(dim_map, batch, depth, columns)]
+        if _size(batch, extents) == 1:
+            lies.append(moved(dim_map, batch, columns, depth))
+        return min(lies)
+
+    as_is = moved(left, batch, rows, depth) + moved_right(right, columns)
+    swapped = moved(right, batch, columns, depth) + moved_right(left, rows)
     return as_is, swapped + moved(result, batch, columns, rows)
 
 

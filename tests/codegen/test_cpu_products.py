@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import jax
@@ -17,6 +16,7 @@ from costmodel.loops import Sides, swap_is_faster
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.ops import contraction
 from fuseplan.frontend.trace import trace
+from fuseplan.passes.exchange_sides import exchange_sides
 from tests.helpers.nest_cases import normal
 from tests.helpers.nests import every_nest, function_of, groups
 from tests.helpers.quickly import run_quickly
@@ -101,10 +101,24 @@ def test_what_asks_more_of_one_side_stays(precision, may):
     assert contraction.treats_sides_alike(eqn) == may
 
 
+def compiled(spec, lowered, args) -> str:
+    """XLA's program of a group's nest."""
+    lowering = jax.jit(function_of(spec, lowered)).lower(*args)
+    # What XLA does is asked for, and no machine code.
+    return lowering.compile({"xla_backend_optimization_level": 0}).as_text()
+
+
+def results_of(operation: str, program: str) -> list[tuple[int, ...]]:
+    """The shapes of the results of an operation in a program of XLA."""
+    lines = [line.split(f" {operation}(")[0] for line in program.splitlines() if f" {operation}(" in line]
+    return [tuple(map(int, re.search(r"f32\[([\d,]*)\]", line)[1].split(","))) for line in lines]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_nest_transposes_no_large_tile(exchange, monkeypatch):
-    """The gradient of softmax(q kᵀ) v in v: as it stands, XLA transposes each tile of the weights."""
+def test_a_nest_gives_the_large_side_as_it_lies(exchange, monkeypatch):
+    """The gradient of softmax(q kᵀ) v in v: the weights are contracted along their columns. As the second
+    side they are multiplied as they lie, and the rows of the result are long."""
     tokens, width, tile = 256, 4, 64
 
     def gradient(q, k, ct):
@@ -116,13 +130,36 @@ def test_a_nest_transposes_no_large_tile(exchange, monkeypatch):
     args = [np.float32(normal(1, tokens, 2, width, seed=i)) for i in range(3)]
     lowered = lower(trace(gradient, *args))
     nodes = max(groups(lowered), key=len)
-    moved = []
-    for spec in every_nest(lowered, nodes, {2: 1, tokens: tile}):
-        lowering = jax.jit(function_of(spec, lowered)).lower(*args)
-        # What XLA does is asked for, and no machine code.
-        compiled = lowering.compile({"xla_backend_optimization_level": 0}).as_text()
-        results = [line.split(" transpose(")[0] for line in compiled.splitlines() if " transpose(" in line]
-        sizes = [math.prod(map(int, re.search(r"f32\[([\d,]*)\]", r)[1].split(","))) for r in results]
-        moved.append(max(sizes, default=0) >= tile * tile)
+    specs = [spec for spec in every_nest(lowered, nodes, {2: 1, tokens: tile}) if cuts_heads(spec)]
+    narrow = [
+        any(shape[-1] == width for shape in results_of("dot", compiled(spec, lowered, args)))
+        for spec in specs
+    ]
+    assert narrow
+    assert any(narrow) != exchange
+
+
+def cuts_heads(spec) -> bool:
+    """Whether each tile has one head."""
+    return any(axis.size == 2 and axis.tile == 1 for axis in spec.axes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", [True, False])
+def test_an_attention_transposes_no_tile(exchange):
+    """Its einsums give ``v`` as the first side, and the one head of a tile is a batch of one."""
+    tokens, width, tile = 256, 4, 64
+
+    def attend(q, k, v):
+        p = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1)
+        return jnp.einsum("bhqk,bkhd->bqhd", p, v)
+
+    args = [np.float32(normal(1, tokens, 2, width, seed=i)) for i in range(3)]
+    lowered = lower(trace(attend, *args))
+    if exchange:
+        lowered = exchange_sides(lowered)
+    nodes = max(groups(lowered), key=len)
+    specs = [spec for spec in every_nest(lowered, nodes, {2: 1, tokens: tile}) if cuts_heads(spec)]
+    moved = [results_of("transpose", compiled(spec, lowered, args)) for spec in specs]
     assert moved
     assert any(moved) != exchange
