@@ -51,12 +51,18 @@ def rewritten_programs(
         notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if is_cut or work.is_over else ()
         return [_possible(found, options) or lowered], notes
     min_bytes = options.device.least_large_bytes
-    exchanged = exchange_sides(lowered) or lowered
-    base = _possible(clock.time("lower", lambda: by_columns(exchanged, min_bytes)), options) or exchanged
+    base = clock.time("lower", lambda: _for_loops(lowered, min_bytes, options))
     if not (options.features.recompute and options.features.loop_nests):
         return [base], ()
     again = _possible(clock.time("lower", lambda: recompute(base, min_bytes)), options)
     return [base] if again is None else [base, again], ()
+
+
+def _for_loops(lowered: Lowered, min_bytes: int, options: Options) -> Lowered:
+    """The program with operands of contractions exchanged, and with short rows as columns."""
+    products = exchange_sides(lowered) or lowered
+    columns = _possible(by_columns(products, min_bytes), options)
+    return columns or _possible(products, options) or lowered
 
 
 def leaner_programs(lowered: Lowered, options: Options) -> list[Lowered | None]:
