@@ -263,7 +263,10 @@ class _Planner:
             return peer
         if any(plan.program is program for program in (*programs, self.traced)):
             return peer
-        again = self._attempt(plan.program).bound_of("as rewritten")
+        work = self._work
+        # No more than the searches before: there is a plan, and the rest would go into its bound.
+        with share_of(work, min(work.spent / max(work.left, 1), 1) if work is not None else 1):
+            again = self._attempt(plan.program).bound_of("as rewritten")
         if again.plan is None or again.time_ps > peer.time_ps:
             return peer
         is_better = again.time_ps < peer.time_ps or (again.plan.bound_ps or 0) > (plan.bound_ps or 0)
