@@ -87,8 +87,8 @@ class Space:
         late, has_copies = book.is_overdue, self.duplicate_rules is not None
         most = LIMITS.max_learning_bits_with_copies if has_copies else LIMITS.max_learning_bits
         self.learns = not book.absorbs_moves
-        """Whether nogoods are learnt. Where a question is cheap, as about XLA's loops on a CPU, that pays only
-        for a search that lists groups (``component.solve_component``)."""
+        """Whether nogoods are learnt. Where a question is cheap, as about loops of XLA on a CPU, that pays
+        only for a search that lists groups (``component.solve_component``)."""
         self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything, late, most)
         self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0, late, most)
         self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0, late, most)
