@@ -26,6 +26,7 @@ from fuseplan.frontend.trace import (
     Primitive,
     Traced,
     evaluator,
+    is_sharded,
     trace,
     without_shardings,
 )
@@ -39,6 +40,7 @@ from fuseplan.runtime.executor import Part, make_runner
 from fuseplan.runtime.partition import on_one_device, traced_for_devices
 from fuseplan.runtime.screen import (
     as_left_to_xla,
+    is_on_cpu,
     is_screened,
     may_gain,
     may_loop_anywhere,
@@ -51,7 +53,7 @@ from fuseplan.settings import with_figures
 from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support import jax_compat
 from fuseplan.support.collector import paused_collector
-from fuseplan.support.errors import FuseplanError, FuseplanWarning, first_line
+from fuseplan.support.errors import FuseplanError, FuseplanWarning, MemoryLimitError, first_line
 from fuseplan.support.memo import memo_scope
 
 fused_p = Primitive("fused")
@@ -235,7 +237,7 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
 
     def make() -> FlatFunction:
         try:
-            return made()
+            return _within_limit(made(), flat, settings)
         except FuseplanError:
             raise  # for the user
         except Exception as error:
@@ -264,6 +266,27 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
         return evaluator(equations, program.inputs, program.outputs)
 
     return make
+
+
+def _within_limit(run: FlatFunction, flat: Flat, settings: Settings) -> FlatFunction:
+    """``run``, if it keeps to the limit of memory. On a CPU, XLA regroups what a plan leaves to it and gives
+    it memory, so that the compiled program's own count decides.
+
+    Raises:
+        MemoryLimitError: its temporaries need more.
+    """
+    constraints = settings.options.constraints
+    limit = None if constraints is None else constraints.max_peak_bytes
+    if limit is None or settings.platform != "cpu" or not is_on_cpu(settings.options.device):
+        return run
+    types = [flat.avals[v] for v in flat.inputs]
+    if is_sharded(flat) or not all(hasattr(aval, "dtype") for aval in types):
+        return run  # Each device has a part of the program, and tokens have no memory.
+    arrays = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types]
+    memory = jax.jit(run).lower(*arrays).compile().memory_analysis()
+    if memory is not None and memory.temp_size_in_bytes > limit:
+        raise MemoryLimitError(limit, memory.temp_size_in_bytes, 0)
+    return run
 
 
 def in_auto_axes(run: FlatFunction, flat: Flat) -> FlatFunction:

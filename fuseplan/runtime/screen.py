@@ -14,6 +14,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from costmodel.device import DeviceSpec
@@ -122,8 +123,10 @@ def with_chains_in_turn(flat: Flat, options: Options) -> Flat:
 
 
 def _may_change(flat: Flat, options: Options) -> bool:
-    """Whether what is left to XLA may be another form of the program."""
-    return is_screened(options) and may_rewrite(options) and not is_sharded(flat)
+    """Whether what is left to XLA may be another form of the program. Constraints are about kernels, of which
+    there is none, and about memory, of which the other form needs less."""
+    free = replace(options, constraints=None)
+    return is_screened(free) and may_rewrite(free) and not is_sharded(flat)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:
