@@ -200,7 +200,8 @@ def _evaluated(eqn: Equation) -> tuple[Rule, Space, Flops, tuple[str, ...]]:
     where = f"of {eqn.primitive.name!r} in `{eqn}`"
     try:
         rule = rule_of(eqn)
-        space, flops, backends = rule.space(eqn), rule.flops(eqn), rule.backends(eqn)
+        space, flops = rule.space(eqn), rule.flops(eqn)
+        backends = rule.backends(eqn) if isinstance(space, Space) else ()
     except Exception as error:
         if isinstance(error, (FuseplanError, MemoryError)):
             raise

@@ -210,11 +210,12 @@ REQUIRED = (
 
 
 # What no kernel of a backend holds: of a TPU what is apart by one lane of its registers; of Mosaic GPU what
-# cuts a block, or deals it to the threads in another way.
+# cuts a block, or deals it to the threads in another way; of both what is loaded by index.
 GIVEN_UP: dict[str, set[str]] = {
     "triton": set(),
-    "mosaic_tpu": {"slice_strided", "pad_gaps"},
+    "mosaic_tpu": {"slice_strided", "pad_gaps", *table.LOOKUPS},
     "mosaic_gpu": {
+        *table.LOOKUPS,
         *table.QUANTIFIERS,
         "select_by_row_of",
         *table.FOLDS,
