@@ -210,7 +210,12 @@ def _versions(rows: Sequence[Record]) -> str:
     if all(row.get("fuseplan") and row.get("jax") for row in rows):
         own, jax = (_all_of(rows, operator.itemgetter(name)) for name in ("fuseplan", "jax"))
         return f"fuseplan {own}; jax {jax}"
-    return _all_of(rows, lambda row: row.get("versions", ""))
+    found = sorted({row.get("versions", "") for row in rows})
+    if "" in found:
+        return ""
+    # Each version and machine once: "jax 0.10.2; one CPU and another".
+    parts = zip(*[versions.split("; ") for versions in found], strict=True)
+    return "; ".join(" and ".join(dict.fromkeys(part)) for part in parts)
 
 
 def _all_of(rows: Sequence[Record], value: Callable[[Record], str]) -> str:
