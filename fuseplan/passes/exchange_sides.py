@@ -2,8 +2,8 @@
 
 ``jnp.einsum("bhts,bshd->bthd", p, v)`` contracts ``v`` with ``p``, so that the result is
 ``[B, H, D, T]``, and transposes it. The product of ``p`` and ``v`` is ``[B, H, T, D]``: the transpose that
-remains moves no element within a row, and a kernel of a GPU multiplies by the rows ``p`` that its registers
-hold.
+remains moves no element within a row. A kernel of a GPU then multiplies by the rows ``p`` that its registers
+hold, and a loop of a CPU adds up products as XLA computes them, without a transpose in each turn.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Rewrite a traced program into equivalent programs whose plans may be faster.
 
 Short rows become columns (``array_to_columns``): for XLA's loops on a CPU always, for kernels where a quick
-plan is faster. For loops, large values are rematerialised for distant readers (``recompute_large``). For
-kernels, reductions are split into steps (``split_reductions``), and large values are rematerialised for each
-axis along which they are streamed (``recompute_streams``). All planners that form groups get the same
-programs, so that their plans differ only by their groups.
+plan is faster. Operands of contractions are exchanged where a transpose then keeps rows (``exchange_sides``).
+For loops, large values are rematerialised for distant readers (``recompute_large``). For kernels, reductions
+are split into steps (``split_reductions``), and large values are rematerialised for each axis along which
+they are streamed (``recompute_streams``). All planners that form groups get the same programs, so that their
+plans differ only by their groups.
 """
 
 from __future__ import annotations
