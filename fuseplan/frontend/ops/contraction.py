@@ -75,15 +75,15 @@ def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         params["preferred_element_type"] = dtype  # an algorithm has its own accumulator dtype
     # Both sides are masked: an element that belongs to an earlier tile may be infinite, and 0 * inf is NaN.
     lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
-    if tile.language == "loops" and treats_sides_alike(eqn):
+    if tile.language != "loops":
+        return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
+    if treats_sides_alike(eqn):
         space = _dot_space(eqn)
         maps = (*space.input_maps, *space.output_maps)
         if swap_is_faster(maps, _tile_extents(space, (lhs.shape, rhs.shape))):
             return [exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
-    if tile.language == "loops":
-        lhs, rhs, params = _without_unit_batches(lhs, rhs, params)
-    out = eqn.primitive.bind(lhs, rhs, **params).astype(dtype)
-    return [reshaped(out, tile.out_shapes[0]) if tile.language == "loops" else out]
+    lhs, rhs, params = _without_unit_batches(lhs, rhs, params)
+    return [reshaped(eqn.primitive.bind(lhs, rhs, **params).astype(dtype), tile.out_shapes[0])]
 
 
 def _without_unit_batches(lhs: Any, rhs: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
