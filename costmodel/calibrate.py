@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.device import DeviceSpec
-from costmodel.timing import AGREEMENT, Figure, Timing, rate, repeated, settle
+from costmodel.timing import Figure, Timing, rate, repeated, settle
 
 VERSION = 6
 """The version of the file and of the method of measurement; other versions are measured anew."""
@@ -70,6 +70,10 @@ _NO_FASTER = (
 )
 """Pairs of rates, the first of which is no higher than the second on any CPU: an exponential takes longer
 than a multiplication, and a level of memory is no faster than the nearer one."""
+CONTENTION = 2.0
+"""Two rates in the wrong order are still taken if they differ by less than this factor: two cores of a large
+machine may read memory as fast as the last cache, and other programs may take half of either while one of
+them is timed."""
 
 # Assumed figures, where this machine gives none: those of a small server of about 2020.
 DEFAULTS = {
@@ -214,7 +218,8 @@ def measured_cpu(
 
 def without_contradictions(figures: Mapping[str, Figure]) -> dict[str, Figure]:
     """``figures``, with those that contradict each other marked as not measured. Two rates of ``_NO_FASTER``
-    in the wrong order that differ by no more than samples may are made equal."""
+    in the wrong order that differ by less than ``CONTENTION`` are both the higher one, as other programs only
+    make a rate lower."""
     found = dict(figures)
     for name, figure in found.items():
         if not figure.problem and not figure.value >= 1:
@@ -222,7 +227,7 @@ def without_contradictions(figures: Mapping[str, Figure]) -> dict[str, Figure]:
     wrong = set()
     for slow, fast in _NO_FASTER:
         low, high = (found.get(name, Figure.missing("")) for name in (slow, fast))
-        if low.value > high.value * (1 + AGREEMENT):  # false where one of them is missing
+        if low.value > high.value * CONTENTION:  # false where one of them is missing
             wrong |= {(slow, f"{low.value:.3g}, more than {fast}, {high.value:.3g}")}
             wrong |= {(fast, f"{high.value:.3g}, less than {slow}, {low.value:.3g}")}
         elif low.value > high.value:

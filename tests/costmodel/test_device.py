@@ -276,8 +276,8 @@ class TestMeasurement:
         assert "matrix_flops_per_s.float64" in cpu.assumed
 
     def test_this_cpu_is_measured_within_physical_reason(self, monkeypatch) -> None:
-        for module in (timing, calibrate):
-            monkeypatch.setattr(module, "AGREEMENT", 1e9)  # however busy the machine is
+        monkeypatch.setattr(timing, "AGREEMENT", 1e9)  # however busy the machine is
+        monkeypatch.setattr(calibrate, "CONTENTION", 1e9)
         cpu = calibrate.measure(limit_s=60)
         assert {"vector_flops_per_s", "hbm_bytes_per_s", "matrix_flops_per_s.float64"}.isdisjoint(cpu.assumed)
         assert cpu.platform == "cpu"
