@@ -25,10 +25,10 @@ from costmodel import dtypes
 from costmodel.axes import NodeAxes, compose, made_map, reduced_axes
 from costmodel.cpu_functions import IN_TURN, flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
-from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
+from costmodel.graph import DimMap, DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
 from costmodel.temporaries import LARGE_BYTES, are_new_pages
-from costmodel.xla_loops import LEAST_LIBRARY_ELEMENTS, absorbed_in_group, library_rows
+from costmodel.xla_loops import LEAST_LIBRARY_ELEMENTS, absorbed_in_group, library_rows, shared_broadcasts
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -52,12 +52,23 @@ class Arithmetic(NamedTuple):
     one operation after the other on small blocks."""
 
 
+class Lookup(NamedTuple):
+    """How a tile reads a table by index: not the table's elements one after the other, but runs of them."""
+
+    run: tuple[Axes, ...]
+    """The axes of the dimensions whose elements lie side by side in the table, the innermost first."""
+    runs: int
+    """The runs of the table, if a run has all of these dimensions."""
+
+
 class Block(NamedTuple):
     """The part of an array that one tile reads or writes: the axes that index it, and the bits of an
     element."""
 
     axes: Axes
     bits: int
+    lookup: Lookup | None = None
+    """Set for a table that is read by index."""
 
 
 class Moves(NamedTuple):
@@ -134,7 +145,8 @@ class _Nodes:
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
             touched = [(v, Block(_axes(compose(dim_map, own)), bits[v])) for v, dim_map in maps]
             if node.takes_part:  # It reads no more of its first operand than it makes.
-                touched[0] = (touched[0][0], Block(touched[-1][1].axes, touched[0][1].bits))
+                lookup = _lookup(node, own)
+                touched[0] = (touched[0][0], Block(touched[-1][1].axes, touched[0][1].bits, lookup))
             self.blocks.append([(v, blocks.setdefault(block, len(blocks))) for v, block in touched])
         self.every_arithmetic, self.every_block = list(arithmetic), list(blocks)
 
@@ -172,6 +184,17 @@ class _Nodes:
             reductions,
             tuple([(self.every_block[b], Moves(*counts)) for b, counts in sums.items()]),
         )
+
+
+def _lookup(node: Node, own: NodeAxes) -> Lookup | None:
+    """How a node reads its first operand, if it reads it by index."""
+    run: list[Axes] = []
+    for dims in reversed(node.input_maps[0]):
+        if any(node.roles[d] == DimRole.ADDRESSED for d in dims):
+            addressed = (node.dims[d] for d, role in enumerate(node.roles) if role == DimRole.ADDRESSED)
+            return Lookup(tuple(run), math.prod(addressed))
+        run.append(tuple(sorted({a for d in dims for a in own[d]})))
+    return None
 
 
 def _axes(maps: DimMap) -> Axes:
@@ -369,6 +392,20 @@ def library_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec) -> int:
     return time_ps(nbytes, device.private_cache_bytes_per_s or device.hbm_bytes_per_s)
 
 
+def broadcasts_cost(graph: Graph, nodes: Sequence[int], device: DeviceSpec) -> tuple[int, int]:
+    """Picoseconds for the broadcasts that several calls of XLA:CPU's library share: to read them, with this
+    call's part of writing them, and to touch their pages for the first time."""
+    shared = shared_broadcasts(graph)
+    moved = fresh = 0
+    for n in nodes:
+        node = graph.nodes[n]
+        for i, calls in shared.get(n, ()):
+            nbytes = math.prod(node.dims) * dtypes.bits(graph.values[node.inputs[i]].dtype) // 8
+            moved += nbytes + nbytes // calls
+            fresh += nbytes // calls if nbytes >= LARGE_BYTES or are_new_pages(graph) else 0
+    return time_ps(moved, device.hbm_bytes_per_s), time_ps(fresh, device.fresh_bytes_per_s)
+
+
 def _moved_bytes(graph: Graph, node: Node) -> int:
     """Bytes that a library moves for an operation that it fuses; a product's are in its own time."""
     is_moved = not node.bitcast and node.kind != OpKind.OUT_ELEMENTWISE_FUSABLE
@@ -412,11 +449,14 @@ _TILE_PARTS = (
 def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> Cost:
     """The cost of some nodes of a nest on one tile; its ``onchip_bytes`` are those of their results."""
     axes = spec.axes
-    largest = traffic = block_bytes = temp_bytes = 0
+    largest = traffic = block_bytes = temp_bytes = lookups_ps = 0
     for block, moves in work.moved:
         nbytes = -(-math.prod([axes[a].tile for a in block.axes]) * block.bits // 8)
         largest = max(largest, nbytes)
-        traffic += nbytes * moves.times
+        if block.lookup is None:
+            traffic += nbytes * moves.times
+        else:
+            lookups_ps += _lookup_ps(spec, device, block, nbytes * moves.times)
         block_bytes += nbytes * moves.arrays
         temp_bytes += nbytes * moves.made
     idle = 1 if largest > _SPLIT_BYTES else device.core_count
@@ -443,7 +483,7 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         part, whole = _tile_share(axes, {a for dims in own for a in dims})
         matrix += -(-node.flops.matrix * part // whole)
     # A reduction is fused with the operations before it: the slower of adding and moving counts.
-    traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
+    traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes)) + lookups_ps
     sums_ps = reduction * idle if reduction * idle > traffic_ps else 0
     is_cached = block_bytes <= device.cache_bytes
     library_ps = time_ps(library, device.private_cache_bytes_per_s or device.hbm_bytes_per_s)
@@ -462,6 +502,28 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         onchip_bytes=temp_bytes,
         flops=Flops(matrix, vector, transcendental),
     )
+
+
+_LINE_BYTES = 64
+"""What a CPU moves to read one byte: a cache line of all x86 processors and of most ARM servers."""
+
+
+def _lookup_ps(spec: KernelSpec, device: DeviceSpec, block: Block, nbytes: int) -> int:
+    """Picoseconds to load ``nbytes`` of a table by index: whole cache lines, from the nearest memory that
+    holds the lines of all that may be looked up. Each core has them in its own private cache."""
+    assert block.lookup is not None
+    run = block.bits
+    for dims in block.lookup.run:
+        run *= math.prod([spec.axes[a].tile for a in dims])
+        if any(spec.axes[a].tile < spec.axes[a].size for a in dims):
+            break
+    run_bytes = max(run // 8, 1)
+    line_bytes = max(run_bytes, _LINE_BYTES)
+    held_bytes = block.lookup.runs * line_bytes
+    if held_bytes * device.core_count > device.private_cache_bytes:
+        held_bytes = max(held_bytes, device.private_cache_bytes + 1)
+    rate = _bandwidth(device, held_bytes)
+    return time_ps(-(-nbytes * line_bytes // run_bytes), rate)
 
 
 def _tile_share(axes: Sequence[Axis], own: Iterable[int]) -> tuple[int, int]:

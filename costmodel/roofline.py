@@ -20,7 +20,15 @@ from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
 from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
-from costmodel.loops import NestWork, fresh_ps, library_ps, nest_cost, product_ps, reduction_ps
+from costmodel.loops import (
+    NestWork,
+    broadcasts_cost,
+    fresh_ps,
+    library_ps,
+    nest_cost,
+    product_ps,
+    reduction_ps,
+)
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.split_products import product_extents
@@ -101,7 +109,9 @@ def estimate(
             if known is not None:
                 matrix_ps, cache_ps = max(matrix_ps, known[0]), max(cache_ps, known[1])
     if device.platform == "cpu":
-        fresh = fresh_ps(graph, spec, device)
+        read_ps, touched_ps = broadcasts_cost(graph, spec.nodes, device)
+        memory_ps += read_ps
+        fresh = fresh_ps(graph, spec, device) + touched_ps
         cache_ps += library_ps(graph, spec.nodes, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
     if is_loop and any(_is_reduced_in_blocks(graph, graph.nodes[n], device) for n in spec.nodes):

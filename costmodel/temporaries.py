@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from costmodel.graph import Graph, Node, OpKind, arrays_of, once
-from costmodel.xla_loops import absorbed_nodes, is_scatter, is_written_before
+from costmodel.xla_loops import absorbed_nodes, is_scatter, is_written_before, library_rows
 
 LARGE_BYTES = 32 << 20
 """Memory of this size or more is returned to the system when freed (the largest dynamic M_MMAP_THRESHOLD of
@@ -122,7 +122,7 @@ class _Program:
     def _reads_memory(self, node: Node, reader: Node) -> bool:
         if reader.kind >= _PRODUCT or is_scatter(reader):
             return True
-        if reader.id in self._absorbed:
+        if reader.id in self._absorbed or library_rows(self.graph, reader):
             return node.id not in self._absorbed
         if reader.bitcast or reader.op == "transpose":
             return self._is_operand[reader.id]

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from costmodel.graph import Graph, Node, copies_of
-from costmodel.xla_loops import absorbed_nodes
+from costmodel.xla_loops import absorbed_nodes, shared_broadcasts
 from fuseplan.schedule.legality import possible_prologues
 
 Key = tuple[int, ...]
@@ -47,6 +47,7 @@ class Signatures:
         arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
         indices = _index_arithmetic(graph, arrays)
         taken = absorbed_nodes(graph) if of_caller else frozenset()
+        shared = shared_broadcasts(graph) if of_caller else {}
         # Whether an operation may be computed inside a contraction depends on all of its transitive readers.
         # Which tiles a kernel may skip depends on the indices in its masks, also where these are given.
         self._class = [
@@ -55,7 +56,7 @@ class Signatures:
                     _but_place(node),
                     inside,
                     tuple([indices.get(v) for v in node.inputs]),
-                    (node.id in taken, *_of_caller(graph, node)) if of_caller else (),
+                    (node.id in taken, shared.get(node.id), *_of_caller(graph, node)) if of_caller else (),
                     *[arrays[v] for v in node.inputs + node.outputs],
                 ),
                 len(known),

@@ -11,7 +11,13 @@ import pytest
 from costmodel.axes import unify
 from costmodel.graph import OpKind, boundary
 from costmodel.roofline import estimate
-from costmodel.xla_loops import absorbed_nodes, is_library_call, is_written_before, library_rows
+from costmodel.xla_loops import (
+    absorbed_nodes,
+    is_library_call,
+    is_written_before,
+    library_rows,
+    shared_broadcasts,
+)
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.layout import whole_array_spec
@@ -159,6 +165,50 @@ def test_what_a_library_takes_into_its_call():
     call = next(part for part in text.split("\n\n") if " reduce(" in part)
     assert " multiply(" in call
     assert " gather(" not in call
+
+
+def squares(x, y):
+    return (x[:, None] - y[None]) ** 2
+
+
+POINTS = jax.ShapeDtypeStruct((2000,), "float32")
+SHARED = {
+    "in one call": (0, lambda x, y, z: (squares(x, y) * jnp.exp(-squares(x, y))).sum()),
+    "by two calls": (1, lambda x, y, z: jnp.exp(-squares(x, y)).sum() * jnp.abs(squares(x, y) - 1).sum()),
+    "a broadcast": (1, lambda x, y, z: jnp.exp(-squares(x, y)).sum() + jnp.abs(squares(x, z)).sum()),
+    "nothing": (0, lambda x, y, z: jnp.exp(-squares(x, y)).sum() + jnp.abs(squares(y, z)).sum()),
+}
+"""The arrays that two operations before sums need, and how many of them are written."""
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_two_calls_need_is_written(name):
+    written, f = SHARED[name]
+    compiled = jax.jit(f).lower(POINTS, POINTS, POINTS).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes // (2000 * 2000 * 4) == written
+    graph = lower(trace(f, POINTS, POINTS, POINTS)).graph
+    taken = absorbed_nodes(graph)
+    large = [n for n in graph.nodes if graph.values[n.outputs[0]].size == 2000 * 2000]
+    ends = [n for n in large if n.id not in taken and any(r in taken for r in graph.consumers[n.outputs[0]])]
+    assert len(ends) == (written if name == "by two calls" else 0)
+    shared = {calls for own in shared_broadcasts(graph).values() for _, calls in own}
+    assert shared == ({2} if name == "a broadcast" else set())
+
+
+def test_a_broadcast_that_two_calls_share_costs_memory():
+    """Each call reads it, and pays half of writing it."""
+    cpu = described_cpu()
+    apart, shared = (
+        lower(trace(SHARED[n][1], POINTS, POINTS, POINTS)).graph for n in ("nothing", "a broadcast")
+    )
+
+    def cost_of(graph):
+        first = next(n for n in graph.nodes if n.op == "reduce_sum")
+        nodes = tuple(sorted({first.id, *(n for n in absorbed_nodes(graph) if n < first.id)}))
+        return estimate(graph, whole_array_spec(graph, nodes), cpu)
+
+    more = cost_of(shared).memory_ps - cost_of(apart).memory_ps
+    assert more == pytest.approx(1.5 * 4 * 2000 * 2000 / cpu.hbm_bytes_per_s * 1e12, rel=1e-3)
 
 
 def shaped(*shape, dtype="float32"):
