@@ -50,7 +50,7 @@ Record = dict[str, str]
 
 def documents() -> list[Path]:
     """The README, and the pages of ``docs``."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 # --- what commands print ---------------------------------------------------------------------
@@ -409,6 +409,30 @@ def _cpu(rows: list[Record]) -> str:
     return _markdown(head, lines)
 
 
+_HEADLINE_CPU = (
+    "causal_attention",
+    "causal_attention_vjp",
+    "gaussian_gram",
+    "nbody_energy_grad",
+    "chamfer",
+    "linear_cross_entropy",
+    "softmax",
+)
+
+
+def _headline_cpu(rows: list[Record]) -> str:
+    """``jax.jit`` and fuseplan on some workloads on a CPU: where it gains most, little, and nothing."""
+    of = {row["workload"]: row for row in rows}
+    lines = []
+    for name in _HEADLINE_CPU:
+        row = of[name]
+        temps = [_known(_number(row, f"{who}_temp_bytes"), bytes_text) for who in ("jax", "fuseplan")]
+        times = [_known(_number(row, f"{who}_ms"), _digits) for who in ("jax", "fuseplan")]
+        faster = _known(_number(row, "speedup"), lambda x: f"{x:.2f}×")
+        lines.append([f"`{name}`", *times, faster, " → ".join(temps)])
+    return _markdown(["float32", "`jax.jit` ms", "fuseplan ms", "faster", "temporaries"], lines)
+
+
 def _cpu_beside(rows: list[Record]) -> str:
     """Fuseplan beside PyTorch and KeOps on a CPU: milliseconds."""
     lines = []
@@ -577,6 +601,7 @@ TABLES = {
         _cycles,
         measured=False,
     ),
+    "headline_cpu": Table("cpu.csv", _BENCH_CPU, _headline_cpu, measured=True),
     "cpu": Table("cpu.csv", _BENCH_CPU, _cpu, measured=True),
     "cpu_beside": Table("cpu.csv", _BENCH_CPU, _cpu_beside, measured=True),
     "cpu_prices": Table("cpu.csv", _BENCH_CPU, _cpu_prices, measured=True),

@@ -4,6 +4,7 @@ show, their tables are made of files, and no other number stands in them."""
 import csv
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fuseplan.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [pytest.param(page, id=page.name) for page in readme.documents()]
+PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in readme.documents()]
 
 
 def fences(text, language):
@@ -52,10 +53,24 @@ def test_the_first_screen_says_what_has_not_been_done():
     assert len(fences(first, "sh")) == 2
 
 
-def test_the_readme_is_short_and_calls_for_a_table():
+def test_the_readme_is_short_and_has_two_tables_and_a_picture():
     text = README.read_text()
-    assert len(text.split()) <= 2300, "move what is deep to docs/"
-    assert "<!-- table: headline -->" in text
+    prose = re.sub(r"<!-- table: .*?<!-- end -->", "", text, flags=re.DOTALL)
+    assert len(prose.split()) <= 800, "move what is deep to docs/"
+    assert re.findall(r"<!-- table: (\w+) -->", text) == ["headline_cpu", "headline"]
+    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
+
+
+def test_links_of_the_readme_lead_somewhere_on_pypi():
+    """The build makes relative links absolute."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    readme_hook = hook["fancy-pypi-readme"]
+    text = README.read_text()
+    for substitution in readme_hook["substitutions"]:
+        text = re.sub(substitution["pattern"], substitution["replacement"], text)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 # --- tables ----------------------------------------------------------------------------------
