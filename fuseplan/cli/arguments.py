@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +10,8 @@ import typer
 
 from fuseplan.plan.constraints import Constraints
 from fuseplan.support.atomic_file import check_writable
-from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.workloads import get_workload
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads import load_workload
 
 
 def writable(path: Path | None) -> Path | None:
@@ -21,7 +19,7 @@ def writable(path: Path | None) -> Path | None:
     return None if path is None else check_writable(path)
 
 
-_WORKLOAD_HELP = "A named workload, or package.module:function returning (f, args)."
+_WORKLOAD_HELP = "A named workload, or package.module:function or file.py:function, which returns (f, args)."
 WorkloadName = Annotated[str, typer.Argument(metavar="WORKLOAD", help=_WORKLOAD_HELP, show_default=False)]
 Device = Annotated[
     str | None,
@@ -113,39 +111,5 @@ def constraints_of(
 
 
 def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Build a named workload, or call ``package.module:function``: a function and its arguments.
-
-    Raises:
-        UnknownNameError: there is no such workload, module or function.
-        InvalidArgumentError: the call does not return a function and its arguments.
-    """
-    if ":" not in workload:
-        return get_workload(workload).build(dtype, small=small)
-    if dtype != "float32" or small:
-        raise InvalidArgumentError(f"--dtype and --small are for named workloads, not for {workload}")
-    made = _function(workload)()
-    is_pair = isinstance(made, tuple) and len(made) == 2
-    if not (is_pair and callable(made[0]) and isinstance(made[1], (tuple, list))):
-        raise InvalidArgumentError(
-            f"{workload}() must return (f, args), a function and a tuple of its arguments; got {made!r}"
-        )
-    return made[0], tuple(made[1])
-
-
-def _function(workload: str) -> Callable[[], Any]:
-    """Import the function that ``package.module:function`` names."""
-    module_name, _, function = workload.partition(":")
-    sys.path.insert(0, "")  # modules of the current folder, as with `python -m`
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (ImportError, ValueError, TypeError) as error:
-        raise UnknownNameError(
-            f"expected WORKLOAD as package.module:function, but {module_name!r} cannot be imported: {error}"
-        ) from None
-    finally:
-        sys.path.remove("")
-    for part in function.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise UnknownNameError(f"expected a function {function!r} in module {module_name!r}, there is none")
-    return found
+    """Build a workload: a function and its arguments. Raises as ``load_workload`` and ``Workload.build``."""
+    return load_workload(workload).build(dtype, small=small)

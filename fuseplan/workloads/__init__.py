@@ -4,7 +4,8 @@ A workload is a program in JAX and the shapes of its arguments, in full size and
 which few tiles divide. ``get_workload`` finds one by its name; ``WORKLOADS`` are the general ones, and
 ``PUBLISHED`` those of published models; ``PACKAGES`` are programs of packages that need not be installed, and
 belong to no list by default. ``Workload`` and ``of_shapes`` define others: its ``Program`` and the
-shapes are what is ``Built``. Open ``functions`` for the programs and ``workload`` for the type.
+shapes are what is ``Built``. ``load_workload`` also takes a user's own function, as ``file.py:function``.
+Open ``functions`` for the programs and ``workload`` for the type.
 
 Example:
     >>> f, args = get_workload("softmax").build(small=True)
@@ -22,6 +23,7 @@ import jax
 from fuseplan.support.errors import UnknownNameError
 from fuseplan.workloads import equinox_models, functions, gpt2, optimizer
 from fuseplan.workloads.large import LARGE
+from fuseplan.workloads.own import FORMS, own_workload
 from fuseplan.workloads.packages import PACKAGES
 from fuseplan.workloads.published import PUBLISHED
 from fuseplan.workloads.stress import STRESS
@@ -46,6 +48,7 @@ __all__ = [
     "Program",
     "Workload",
     "get_workload",
+    "load_workload",
     "make_args",
     "of_shapes",
 ]
@@ -67,6 +70,31 @@ def get_workload(name: str) -> Workload:
         f"no workload is named {name!r}{hint} The workloads: {', '.join(own)}; "
         f"of other packages: {', '.join(PACKAGES)}."
     )
+
+
+def load_workload(text: str) -> Workload:
+    """The workload of a name, or a user's own.
+
+    Args:
+        text: a name for ``get_workload``; or ``package.module:function`` or ``file.py:function``, where the
+            function takes no arguments and returns ``(f, args)``, the function to plan and a tuple of its
+            arguments (arrays or ``jax.ShapeDtypeStruct``), or is a ``Workload``. Modules and the modules that
+            they import are looked for in the current folder first, those of a file beside it.
+
+    Raises:
+        UnknownNameError: there is no such workload, module, file or function; the message has the closest
+            name.
+        InvalidArgumentError: the function takes arguments.
+
+    Example:
+        >>> load_workload("softmax").description
+        'softmax over rows'
+    """
+    if ":" in text:
+        return own_workload(text)
+    if text.endswith(".py"):
+        raise UnknownNameError(f"expected WORKLOAD as a name or {FORMS}, got {text!r} without a function")
+    return get_workload(text)
 
 
 def _dropout_residual(dtype: str, m: int, n: int) -> Built:
