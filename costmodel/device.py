@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from os import PathLike
+from pathlib import Path
 
 from costmodel.backends import Backend, backend_of
-from costmodel.device_fields import check_fields
+from costmodel.device_fields import InvalidDeviceError, check_fields
+from costmodel.device_toml import read_fields, written
 
 # Prefixes of dtypes without a matrix rate of their own, and the types whose rate applies: a dtype that no
 # matrix unit takes is converted to the next wider one that has a rate.
@@ -129,6 +132,43 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str]) -> DeviceSpec:
+        """Read a device from a TOML file, as ``to_toml`` writes it.
+
+        A field with a default may be missing. Numbers are integers, or whole fractions such as ``4.8e12``.
+
+        Raises:
+            OSError: the file cannot be read.
+            InvalidDeviceError: it is not TOML, a field is unknown or missing, or a value is outside its
+                range. The message names the file, the field and the accepted range.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from costmodel.devices import get_device
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = pathlib.Path(folder, "mine.toml")
+            ...     text = get_device("h200").to_toml().replace('name = "h200"', 'name = "mine"')
+            ...     _ = path.write_text(text, encoding="utf-8")
+            ...     DeviceSpec.from_toml(path).core_count
+            132
+        """
+        try:
+            return cls(**read_fields(Path(path), cls))
+        except InvalidDeviceError as error:
+            raise InvalidDeviceError(error.field, error.problem, str(path)) from None
+
+    def to_toml(self) -> str:
+        """The device as the text of a TOML file, with the unit of each number; fields that have their default
+        are left out.
+
+        Example:
+            >>> from costmodel.devices import get_device
+            >>> print(get_device("h200").to_toml().splitlines()[4])
+            core_count = 132  # cores
+        """
+        return written(self)
 
     @property
     def assumed(self) -> tuple[str, ...]:

@@ -21,15 +21,17 @@ from costmodel.backends import backend_names
 class InvalidDeviceError(ValueError):
     """A field of a ``DeviceSpec`` has a value that no device can have.
 
-    ``field`` is its name; the message also gives the value, the accepted range and the remedy.
+    ``field`` is its name, empty where a file is no description of a device; ``file`` is the file that was
+    read, if there is one. The message also gives the value, the accepted range and the remedy.
     """
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"DeviceSpec.{field}: {problem}")
-        self.field, self.problem = field, problem
+    def __init__(self, field: str, problem: str, file: str = "") -> None:
+        where = file or "DeviceSpec"
+        super().__init__(f"{where}{'.' if not file else ': '}{field}: {problem}" if field else f"{where}: {problem}")
+        self.field, self.problem, self.file = field, problem, file
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.field, self.problem)
+        return type(self), (self.field, self.problem, self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,9 @@ def _refused(field: str, accepted: str, value: Any, remedy: str) -> InvalidDevic
 
 
 _MOST_BYTES = 10**18
-_LEAST_RATE, _MOST_RATE = 10**6, 10**21
+_LEAST_RATE = 10**6
+_MOST_BYTES_PER_S, _MOST_PER_S = 10**16, 10**19
+"""Some thousand times the rates of today's devices."""
 _MOST_PS = 10**12
 
 
@@ -145,7 +149,8 @@ def _size(low: int, remedy: str) -> Whole:
 
 
 def _rate(unit: str, remedy: str, or_none: bool = False) -> Whole:
-    return Whole(_LEAST_RATE, _MOST_RATE, f"{unit} per second", remedy, or_none)
+    most = _MOST_BYTES_PER_S if unit == "bytes" else _MOST_PER_S
+    return Whole(_LEAST_RATE, most, f"{unit} per second", remedy, or_none)
 
 
 def _overhead(remedy: str) -> Whole:

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from costmodel.device import DeviceSpec
     from fuseplan.api import JitFused, compare, devices, jit, make_plan
     from fuseplan.frontend.ops import register_rule
     from fuseplan.plan.constraints import Constraints
@@ -44,6 +45,7 @@ __all__ = [
     "CompilerRefusalWarning",
     "ConstraintError",
     "Constraints",
+    "DeviceSpec",
     "ExtensionError",
     "Features",
     "FuseplanError",
@@ -70,6 +72,7 @@ _MODULE_OF = dict.fromkeys(__all__, "fuseplan.support.errors") | {
     **dict.fromkeys(("JitFused", "compare", "devices", "jit", "make_plan"), "fuseplan.api"),
     **dict.fromkeys(("planner_names", "register_planner"), "fuseplan.planners"),
     "Constraints": "fuseplan.plan.constraints",
+    "DeviceSpec": "costmodel.device",
     "Features": "fuseplan.plan.options",
     "Kernel": "fuseplan.plan.fusion_plan",
     "Plan": "fuseplan.public_plan",
@@ -90,4 +93,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -71,11 +71,13 @@ def _plain(value: Any) -> Any:
 class Steps:
     """Progress through a known number of steps."""
 
-    def __init__(self, progress: Any = None, task: Any = None) -> None:
-        self._progress, self._task = progress, task
+    def __init__(self, progress: Any = None, task: Any = None, planning: Progress | None = None) -> None:
+        self._progress, self._task, self._planning = progress, task, planning
 
     def start(self, text: str) -> None:
         """Show ``text`` as the current step."""
+        if self._planning is not None:
+            self._planning.clear()
         if self._progress is not None:
             self._progress.update(self._task, description=text)
 
@@ -92,7 +94,8 @@ class Steps:
 
 @contextmanager
 def progress(total: int) -> Iterator[Steps]:
-    """Show a progress bar on stderr while the block runs; nothing if stderr is no terminal."""
+    """Show a progress bar on stderr while the block runs: the step, how many are done, and of a program that
+    is planned the pass, the best plan so far, its gap and the time left. Nothing if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield Steps()
         return
@@ -104,7 +107,8 @@ def progress(total: int) -> Iterator[Steps]:
 
         class PlanningColumn(rich_progress.TextColumn):
             def render(self, task: Any) -> Any:
-                return Text(str(planning), overflow="ellipsis", no_wrap=True)
+                text = ", ".join(filter(None, (str(planning), planning.left)))
+                return Text(text, overflow="ellipsis", no_wrap=True)
 
         bar = rich_progress.Progress(
             rich_progress.TextColumn("{task.description}"),
@@ -116,7 +120,7 @@ def progress(total: int) -> Iterator[Steps]:
             transient=True,
         )
         with bar:
-            yield Steps(bar, bar.add_task("", total=total))
+            yield Steps(bar, bar.add_task("", total=total), planning)
 
 
 @contextmanager

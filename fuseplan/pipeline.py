@@ -89,6 +89,7 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     what = f"{len(lowered.graph.nodes):,} operations for {options.device.name}"
     with planning_line(what, options.deadline_s):
+        progress.begin(expires_at)
         progress.enter("rewrite")
         programs, notes = rewritten_programs(lowered, options, clock, expires_at)
         plan_one = _Planner(lowered, options, expires_at, clock)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
+from costmodel.device_fields import InvalidDeviceError
+from costmodel.devices import DEVICES
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.planners import get_planner
@@ -61,6 +64,27 @@ def with_figures(options: Options) -> Options:
     """``options`` with the measured figures of the device: measures this CPU if it has not been, which takes
     seconds."""
     return replace(options, device=measured(options.device))
+
+
+def read_device(path: Path) -> DeviceSpec:
+    """Read a device from a TOML file, as ``DeviceSpec.from_toml``.
+
+    Raises:
+        InvalidArgumentError: the file cannot be read, a field is unknown, missing or out of its range, or it
+            has other figures than the known device of its name.
+    """
+    try:
+        device = DeviceSpec.from_toml(path)
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read the device file {path}: {error.strerror}") from None
+    except InvalidDeviceError as error:
+        raise InvalidArgumentError(str(error)) from None
+    if device.name == "cpu" or DEVICES.get(device.name, device) != device:
+        raise InvalidArgumentError(
+            f"{path}: name: {device.name!r} is a known device, and this one has figures of its own: give it "
+            "another name"
+        )
+    return device
 
 
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:

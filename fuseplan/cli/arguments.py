@@ -1,8 +1,8 @@
-"""Arguments and options that several commands share, and the functions that parse their values."""
+"""Arguments and options that several commands share, and the functions that parse their values. Nothing here
+imports JAX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,6 @@ import typer
 from fuseplan.plan.constraints import Constraints
 from fuseplan.support.atomic_file import check_writable
 from fuseplan.support.errors import InvalidArgumentError
-from fuseplan.workloads import load_workload
 
 
 def writable(path: Path | None) -> Path | None:
@@ -35,6 +34,20 @@ Devices = Annotated[
         "--device",
         metavar="NAME[,NAME]",
         help="Some of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
+    ),
+]
+DeviceFile = Annotated[
+    Path | None,
+    typer.Option("--device-file", metavar="SPEC.toml", help="A device of your own, in place of --device."),
+]
+DeviceFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--device-file", metavar="SPEC.toml", help="A device of your own. Repeatable."),
+]
+PlannerModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--planner-module", metavar="MODULE", help="A module or file.py that registers planners. Repeatable."
     ),
 ]
 Planner = Annotated[
@@ -108,8 +121,3 @@ def constraints_of(
         max_group_size,
         max_kernel_args,
     )
-
-
-def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Build a workload: a function and its arguments. Raises as ``load_workload`` and ``Workload.build``."""
-    return load_workload(workload).build(dtype, small=small)

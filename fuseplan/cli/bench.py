@@ -1,11 +1,12 @@
-"""``fuseplan bench plan``, ``bench solver`` and ``bench cpu``."""
+"""The code of ``fuseplan bench plan``, ``bench solver`` and ``bench cpu``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -20,9 +21,9 @@ from fuseplan.bench.solver import (
     steps_of,
     summary_line,
 )
-from fuseplan.cli.arguments import Deadline, Device, Devices, Dtype, Json, Out, Planner, Small, load, names_in
+from fuseplan.cli.arguments import names_in
+from fuseplan.cli.inputs import device_of, devices_of, load, load_planners
 from fuseplan.console import print_json, print_table, progress
-from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.errors import InvalidArgumentError
@@ -30,25 +31,22 @@ from fuseplan.workloads import GROUPS
 from fuseplan.workloads.cpu import get_cases
 from fuseplan.workloads.workload import make_args
 
-bench = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
-
-
-@bench.command()
 def plan(
-    workloads: Annotated[
-        str, typer.Option("--workloads", metavar="NAME,…", help="As WORKLOAD of the other commands.")
-    ] = "gpt2_block,gpt2_block_grad,gpt2_train_4,gpt2_train_24",
-    device: Device = "h200",
-    planner: Planner = "solver",
-    dtype: Dtype = "float32",
-    small: Small = False,
-    deadline: Deadline = DEFAULT_DEADLINE_S,
-    xla: Annotated[bool, typer.Option("--xla/--no-xla", help="Time XLA's compiler here too.")] = True,
-    out: Out = None,
-    json: Json = False,
+    workloads: str,
+    device: str | None,
+    device_file: Path | None,
+    planner: str,
+    planner_module: list[str] | None,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    xla: bool,
+    out: Path | None,
+    json: bool,
 ) -> None:
-    """Seconds to plan each workload, stage by stage, beside XLA's compile time."""
-    options = make_options(device, planner, deadline)
+    """``fuseplan bench plan``."""
+    load_planners(planner_module)
+    options = make_options(device_of(device, device_file, "h200"), planner, deadline)
     programs = _programs(workloads, dtype, small)
     with progress(len(programs) * (1 + xla)) as steps:
         rows = [time_plan(name, f, args, options, xla, steps) for name, f, args in programs]
@@ -61,36 +59,23 @@ def plan(
         _print_tables(plan_table(rows))
 
 
-@bench.command()
 def solver(
-    workloads: Annotated[
-        str | None,
-        typer.Option(
-            "--workloads",
-            metavar="NAME,…",
-            help=f"Workloads, or groups of them: {', '.join(GROUPS)}. Default: those made for it.",
-        ),
-    ] = None,
-    device: Devices = "h200",
-    dtype: Dtype = "float32",
-    small: Small = False,
-    deadline: Annotated[
-        float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For the proofs and the stages.")
-    ] = DEFAULT_DEADLINE_S,
-    deadlines: Annotated[
-        str, typer.Option("--deadlines", metavar="SECONDS,…", help="What is reached in this time.")
-    ] = "0.1,1,5",
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Plans of each kind.")] = 3,
-    ablation: Annotated[
-        bool, typer.Option("--ablation/--no-ablation", help="Switch each feature off alone.")
-    ] = True,
-    with_xla: Annotated[bool, typer.Option("--with-xla", help="Time XLA's compiler here too.")] = False,
-    out: Out = None,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout.")] = False,
-    json: Json = False,
+    workloads: str | None,
+    device: str | None,
+    device_file: list[Path] | None,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    deadlines: str,
+    repeats: int,
+    ablation: bool,
+    with_xla: bool,
+    out: Path | None,
+    csv: bool,
+    json: bool,
 ) -> None:
-    """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
-    options = [make_options(name, "solver", deadline) for name in names_in(device or "h200", "--device")]
+    """``fuseplan bench solver``."""
+    options = [make_options(d, "solver", deadline) for d in devices_of(device, device_file, "h200")]
     for option in options:
         if not option.device.capabilities.emits_kernels:
             raise InvalidArgumentError(
@@ -121,25 +106,16 @@ def solver(
             print(summary_line(of_device))
 
 
-@bench.command()
 def cpu(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[WORKLOAD]...", help="As of the other commands. Default: all."),
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Samples of each.")] = 7,
-    quick: Annotated[bool, typer.Option("--quick", help="Small, ragged sizes: does it work?")] = False,
-    huge: Annotated[bool, typer.Option("--huge", help="What jax.jit cannot hold in memory.")] = False,
-    beside: Annotated[
-        str, typer.Option("--beside", metavar="NAME,…", help=f"Other systems: {', '.join(PEERS)}.")
-    ] = "",
-    out: Out = None,
-    json: Json = False,
+    names: list[str] | None,
+    repeats: int,
+    quick: bool,
+    huge: bool,
+    beside: str,
+    out: Path | None,
+    json: bool,
 ) -> None:
-    """fuseplan.jit against jax.jit on this CPU: time, memory, right results.
-
-    Exit code 1 if a result is wrong or a workload fails; a missed goal is a finding, not an error.
-    """
+    """``fuseplan bench cpu``."""
     own = [name for name in names or () if ":" in name]
     cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
     cases += [Case(name, *load(name, "float32", small=False)) for name in own]

@@ -1,43 +1,23 @@
-"""The commands that plan: ``fuseplan plan``, ``fuseplan compare`` and ``fuseplan report``."""
+"""The commands that plan: ``fuseplan plan``, ``explain``, ``compare`` and ``report``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from costmodel.device import DeviceSpec
 from fuseplan.bench.planning import csv_of
-from fuseplan.cli.arguments import (
-    Deadline,
-    Device,
-    Devices,
-    Dtype,
-    Json,
-    MaxArgs,
-    MaxGroup,
-    MaxPeak,
-    MustFuse,
-    NeverFuse,
-    Out,
-    Planner,
-    Planners,
-    Small,
-    WorkloadName,
-    constraints_of,
-    load,
-    names_in,
-    operation,
-)
+from fuseplan.cli.arguments import constraints_of, names_in, operation
+from fuseplan.cli.inputs import device_of, devices_of, load, load_planners
+from fuseplan.cli.plans import read_file
 from fuseplan.console import print_json, print_table, progress
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.constraints import Constraints
-from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
+from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels
 from fuseplan.public_plan import Plan
 from fuseplan.report.comparison import Compared, Timing, baseline_of, divergence_lines, gains_text, speed_up
@@ -45,7 +25,7 @@ from fuseplan.report.frames import compare_frame, records
 from fuseplan.report.page import Page, Study, write_page
 from fuseplan.report.text import bound_lines, bound_text
 from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
-from fuseplan.settings import make_options, resolve_device
+from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import seconds_text, time_text, times_text, wrapped
@@ -53,57 +33,87 @@ from fuseplan.workloads.workload import make_args
 
 
 def plan(
-    workload: WorkloadName,
-    device: Device = None,
-    planner: Planner = "solver",
-    dtype: Dtype = "float32",
-    small: Small = False,
-    deadline: Deadline = DEFAULT_DEADLINE_S,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on an operation without a rule.")] = False,
-    peers: Annotated[
-        str | None,
-        typer.Option(
-            "--peers", metavar="NAME,…", help="Planners whose plans are made too; the fastest is used."
-        ),
-    ] = None,
-    explain: Annotated[
-        str | None,
-        typer.Option("--explain", metavar="A,B", help="Why these operations are (not) in one kernel."),
-    ] = None,
-    must_fuse: MustFuse = None,
-    never_fuse: NeverFuse = None,
-    max_peak_bytes: MaxPeak = None,
-    max_group_size: MaxGroup = None,
-    max_kernel_args: MaxArgs = None,
-    out: Out = None,
-    json: Json = False,
+    workload: str,
+    device: str | None,
+    device_file: Path | None,
+    planner: str,
+    planner_module: list[str] | None,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    strict: bool,
+    peers: str | None,
+    must_fuse: list[str] | None,
+    never_fuse: list[str] | None,
+    max_peak_bytes: int | None,
+    max_group_size: int | None,
+    max_kernel_args: int | None,
+    out: Path | None,
+    json: bool,
 ) -> None:
-    """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
+    """``fuseplan plan``."""
+    load_planners(planner_module)
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     names = [] if peers is None else names_in(peers, "--peers")
-    options = make_options(device, planner, deadline, strict, constraints, peers=names)
-    ends = None if explain is None else _two_operations(explain)
-    f, args = load(workload, dtype, small)
-    with progress(1) as steps:
-        steps.start(f"planning {workload}")
-        result = Plan.of(plan_function(f, args, {}, options))
-    answer = None if ends is None else result.explain(*ends)
+    chosen = device_of(device, device_file)
+    result = _plan(
+        workload, dtype, small, make_options(chosen, planner, deadline, strict, constraints, peers=names)
+    )
     if out is not None:
         write_text(out, result.to_json())
     if json:
         print(result.to_json())
-    elif answer is not None:
-        print(answer)
+        return
+    print(f"{result}\n\n{result.summary()}")
+    if result.refusals:
+        print("\nrefused fusions, by kind", *result.refusals, sep="\n  ")
+
+
+def _plan(workload: str, dtype: str, small: bool, options: Options) -> Plan:
+    f, args = load(workload, dtype, small)
+    with progress(1) as steps:
+        steps.start(f"planning {workload}")
+        return Plan.of(plan_function(f, args, {}, options))
+
+
+def explain(
+    workload: str,
+    operations: str,
+    device: str | None,
+    device_file: Path | None,
+    planner: str,
+    planner_module: list[str] | None,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    must_fuse: list[str] | None,
+    never_fuse: list[str] | None,
+    max_peak_bytes: int | None,
+    max_group_size: int | None,
+    max_kernel_args: int | None,
+    json: bool,
+) -> None:
+    """``fuseplan explain``."""
+    ends = _two_operations(operations)
+    if workload == "-" or workload.endswith(".json"):
+        result = Plan.of(read_file(Path(workload)))
     else:
-        print(f"{result}\n\n{result.summary()}")
-        if result.refusals:
-            print("\nrefused fusions, by kind", *result.refusals, sep="\n  ")
+        load_planners(planner_module)
+        constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+        chosen = device_of(device, device_file)
+        options = make_options(chosen, planner, deadline, constraints=constraints)
+        result = _plan(workload, dtype, small, options)
+    answer = result.explain(*ends)
+    if json:
+        print_json(asdict(answer))
+    else:
+        print(answer)
 
 
 def _two_operations(text: str) -> tuple[int | str, int | str]:
     ends = text.split(",")
     if len(ends) != 2:
-        raise InvalidArgumentError(f"--explain expects two operations, such as 3,7 or exp,mul; got {text!r}")
+        raise InvalidArgumentError(f"expected two operations as A,B, such as 3,7 or exp,mul; got {text!r}")
     return operation(ends[0]), operation(ends[1])
 
 
@@ -117,17 +127,16 @@ class DevicePlans:
 
 
 def _make_options(
-    devices: str | None, planners: str | None, deadline: float, constraints: Constraints
+    devices: list[DeviceSpec], planners: str | None, deadline: float, constraints: Constraints
 ) -> list[list[Options]]:
     """For each device, the options of each planner."""
-    names: list[str | None] = [None] if devices is None else [*names_in(devices, "--device")]
     chosen = None if planners is None else names_in(planners, "--planners")
     return [
         [
             make_options(device, planner, deadline, constraints=constraints)
             for planner in chosen or default_planners(device)
         ]
-        for device in map(resolve_device, names)
+        for device in devices
     ]
 
 
@@ -151,26 +160,27 @@ def _plan_all(
 
 
 def compare(
-    workload: WorkloadName,
-    device: Devices = None,
-    planners: Planners = None,
-    dtype: Dtype = "float32",
-    small: Small = False,
-    deadline: Deadline = DEFAULT_DEADLINE_S,
-    must_fuse: MustFuse = None,
-    never_fuse: NeverFuse = None,
-    max_peak_bytes: MaxPeak = None,
-    max_group_size: MaxGroup = None,
-    max_kernel_args: MaxArgs = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Run each program here, beside jax.jit's.")
-    ] = False,
-    out: Out = None,
-    json: Json = False,
+    workload: str,
+    device: str | None,
+    device_file: list[Path] | None,
+    planners: str | None,
+    planner_module: list[str] | None,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    must_fuse: list[str] | None,
+    never_fuse: list[str] | None,
+    max_peak_bytes: int | None,
+    max_group_size: int | None,
+    max_kernel_args: int | None,
+    measure: bool,
+    out: Path | None,
+    json: bool,
 ) -> None:
-    """Plan WORKLOAD by each planner and print a row for each; --measure also runs them. --out writes CSV."""
+    """``fuseplan compare``."""
+    load_planners(planner_module)
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
-    options = _make_options(device, planners, deadline, constraints)
+    options = _make_options(devices_of(device, device_file), planners, deadline, constraints)
     f, args = load(workload, dtype, small)
     if measure:  # fail before planning where the programs cannot run here
         args = make_args(args)
@@ -296,26 +306,27 @@ def _sentences(planned: DevicePlans, timings: Sequence[Timing] | None) -> list[s
 
 
 def report(
-    workload: WorkloadName,
-    device: Devices = None,
-    planners: Planners = None,
-    dtype: Dtype = "float32",
-    small: Small = False,
-    deadline: Deadline = DEFAULT_DEADLINE_S,
-    must_fuse: MustFuse = None,
-    never_fuse: NeverFuse = None,
-    max_peak_bytes: MaxPeak = None,
-    max_group_size: MaxGroup = None,
-    max_kernel_args: MaxArgs = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html.")
-    ] = None,
-    json: Json = False,
+    workload: str,
+    device: str | None,
+    device_file: list[Path] | None,
+    planners: str | None,
+    planner_module: list[str] | None,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    must_fuse: list[str] | None,
+    never_fuse: list[str] | None,
+    max_peak_bytes: int | None,
+    max_group_size: int | None,
+    max_kernel_args: int | None,
+    out: Path | None,
+    json: bool,
 ) -> None:
-    """Write an HTML page about WORKLOAD; the last planner's plan is shown in detail."""
+    """``fuseplan report``."""
     target = check_writable(out or f"fuseplan-{workload.rpartition(':')[2]}.html")
+    load_planners(planner_module)
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
-    options = _make_options(device, planners, deadline, constraints)
+    options = _make_options(devices_of(device, device_file), planners, deadline, constraints)
     by_device = _plan_all(workload, *load(workload, dtype, small), options)
     studies = tuple(Study.of(workload, planned.rows) for planned in by_device)
     write_page(Page(workload, studies), target)

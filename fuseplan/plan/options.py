@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from costmodel.device import DeviceSpec
 from fuseplan.plan.constraints import Constraints
+from fuseplan.support.work import DEFAULT_DEADLINE_S as DEFAULT_DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,6 @@ class Features:
 
 ALL_FEATURES = Features()
 """All parts on."""
-
-
-DEFAULT_DEADLINE_S = 40.0
-"""Wall-clock seconds after which the planner returns the best plan found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,22 @@
 In: a graph and its ``schedule.pricing.Pricing``. Out: a ``search.grouping.Grouping``. ``solver`` is optimal;
 ``greedy``, ``best_first`` and ``unfused`` are in ``fuseplan.search``; the others follow other compilers. Open
 ``solver`` first.
+
+Other packages add planners by an entry point of the group ``fuseplan.planners``: its name is the planner's,
+and it is a function ``(graph, pricing, budget) -> Grouping``, or a module that calls ``register_planner``.
+Entry points are loaded when an unknown name is asked for, or all names are.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from types import ModuleType
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
@@ -26,7 +35,8 @@ from fuseplan.planners import (
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
 from fuseplan.search.heuristics import best_first, greedy, unfused
-from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.support.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
+from fuseplan.support.modules import import_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +90,59 @@ def unregister_planner(name: str) -> None:
         _PLANNERS.pop(name, None)
 
 
+ENTRY_POINTS = "fuseplan.planners"
+"""The group of entry points by which other packages add planners."""
+
+
+@cache
+def _load_entry_points() -> None:
+    """Register the planners of other packages, once. One that cannot be loaded, or has the name of a known
+    planner, is left out with a warning."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        problem = ""
+        if entry.name in _PLANNERS:
+            problem = "there is a planner of this name already"
+        else:
+            try:
+                found = entry.load()
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if callable(found):
+                    register_planner(entry.name, found)
+                elif not isinstance(found, ModuleType):
+                    problem = f"expected a function or a module, got {found!r}"
+        if problem:
+            warnings.warn(
+                f"the planner {entry.name!r} of the entry point {entry.value!r} is left out: {problem}",
+                FuseplanWarning,
+                stacklevel=3,
+            )
+
+
+def import_planners(place: str) -> None:
+    """Import a module, or a file that ends in ``.py``, that calls ``register_planner``.
+
+    Raises:
+        UnknownNameError: there is no such module or file.
+        InvalidArgumentError: it registers no planner.
+    """
+    is_new, before = place not in sys.modules, dict(_PLANNERS)
+    import_place(place, "a module with planners as package.module or file.py")
+    if is_new and before == _PLANNERS:
+        raise InvalidArgumentError(
+            f"expected {place} to call fuseplan.register_planner(name, plan_groups), and it registers no planner"
+        )
+
+
 def get_planner(name: str) -> PlanGroups:
     """The planner of that name.
 
     Raises:
         UnknownNameError: there is none; the message lists the known names.
     """
+    if name not in _PLANNERS:
+        _load_entry_points()
     if name in _PLANNERS:
         return _PLANNERS[name]
     close = difflib.get_close_matches(name, _PLANNERS, n=1)
@@ -106,6 +163,7 @@ def is_built_in(name: str) -> bool:
 
 def planner_names(*, of_graphs: bool = False) -> tuple[str, ...]:
     """The names of all planners, or of those that plan a graph without its program."""
+    _load_entry_points()
     return tuple(
         name for name, planner in _PLANNERS.items() if not (of_graphs and isinstance(planner, ProgramPlanner))
     )
@@ -118,6 +176,7 @@ __all__ = [
     "ProgramPlanner",
     "get_planner",
     "has_fixed_kernels",
+    "import_planners",
     "is_built_in",
     "planner_names",
     "register_planner",

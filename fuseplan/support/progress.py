@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,9 +20,22 @@ class Progress:
     """The time of the fastest plan found so far, in picoseconds; infinite before there is one."""
     bound_ps: float = 0.0
     """No plan of the program that is searched takes less."""
+    expires_at: float = math.inf
+    """The deadline, by ``time.monotonic``."""
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.stage, self.found)))
+
+    def clear(self) -> None:
+        """Forget the program that was planned last."""
+        self.stage, self.best_ps, self.bound_ps, self.expires_at = "", math.inf, 0.0, math.inf
+
+    @property
+    def left(self) -> str:
+        """The time until the deadline as text; empty if there is none."""
+        if not math.isfinite(self.expires_at):
+            return ""
+        return f"{max(self.expires_at - time.monotonic(), 0):.0f} s left"
 
     @property
     def found(self) -> str:
@@ -50,6 +64,15 @@ def followed() -> Iterator[Progress]:
 def is_followed() -> bool:
     """Whether a block of ``followed`` is running."""
     return _followed.get() is not None
+
+
+def begin(expires_at: float) -> None:
+    """Record that the planning of another program begins, which ends at ``expires_at`` by
+    ``time.monotonic``."""
+    progress = _followed.get()
+    if progress is not None:
+        progress.clear()
+        progress.expires_at = expires_at
 
 
 def enter(stage: str) -> None:

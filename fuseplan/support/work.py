@@ -16,6 +16,10 @@ from enum import Enum
 from typing import Any
 
 
+DEFAULT_DEADLINE_S = 40.0
+"""Wall-clock seconds after which the planner returns the best plan found."""
+
+
 class Limit(Enum):
     """A limit that may end a search; the value is its name in a sentence."""
 

@@ -237,3 +237,6 @@ GROUPS: dict[str, dict[str, Workload]] = {
     "packages": PACKAGES,
 }
 """Workloads that a benchmark takes by one name."""
+
+FAMILIES: dict[str, dict[str, Workload]] = {**GROUPS, "huge": HUGE}
+"""All workloads that ``get_workload`` finds, by family."""

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.support.modules import folder_of, import_place, importing_from
 from fuseplan.workloads.workload import Built, Workload
 
 FORMS = "package.module:function or file.py:function"
@@ -43,10 +38,8 @@ class OwnWorkload(Workload):
 def own_workload(text: str) -> Workload:
     """The workload that ``package.module:function`` or ``file.py:function`` names: see ``load_workload``."""
     place, _, path = text.rpartition(":")
-    folder = str(Path(place).resolve().parent) if _is_file(place) else str(Path.cwd())
-    with _importing_from(folder):
-        module = _module_of_file(place) if _is_file(place) else _module(place)
-        found = _attribute(module, path)
+    module = import_place(place, f"WORKLOAD as {FORMS}")
+    found = _attribute(module, path)
     if isinstance(found, Workload):
         return found
     if not callable(found):
@@ -57,8 +50,10 @@ def own_workload(text: str) -> Workload:
             "(f, args), the function to plan and a tuple of its arguments"
         )
 
+    folder = folder_of(place)
+
     def make() -> Built:
-        with _importing_from(folder):
+        with importing_from(folder):
             made = found()
         is_pair = isinstance(made, tuple) and len(made) == 2
         if not (is_pair and callable(made[0]) and isinstance(made[1], (tuple, list))):
@@ -69,54 +64,6 @@ def own_workload(text: str) -> Workload:
 
     description = (inspect.getdoc(found) or "").partition("\n")[0].rstrip(".")
     return OwnWorkload(text, description, {}, {}, make)
-
-
-def _is_file(place: str) -> bool:
-    return place.endswith(".py")
-
-
-@contextmanager
-def _importing_from(folder: str) -> Iterator[None]:
-    """Import modules of ``folder`` first, as ``python file.py`` and ``python -m`` do."""
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def _module(name: str) -> ModuleType:
-    """Import ``package.module``. What the module itself raises is left as it is."""
-    problem = "it is no name of a module"
-    if name and all(part.isidentifier() for part in name.split(".")):
-        importlib.invalidate_caches()  # a file may have just been written
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            problem = str(error)
-    raise UnknownNameError(f"expected WORKLOAD as {FORMS}, but {name!r} cannot be imported: {problem}")
-
-
-def _module_of_file(place: str) -> ModuleType:
-    """Run a file as a module of its own, each time anew."""
-    path = Path(place)
-    if not path.is_file():
-        there = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, there, n=1)
-        hint = f"; did you mean {path.parent / close[0]}?" if close else ""
-        raise UnknownNameError(f"expected WORKLOAD as {FORMS}, but there is no file {place!r}{hint}")
-    # A name that no other module has: dataclasses and pickle look modules up by their names.
-    name = "_".join(("fuseplan_own", *path.resolve().with_suffix("").parts[1:])).replace(".", "_")
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None and spec.loader is not None, "the suffix .py has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _attribute(module: ModuleType, path: str) -> Any:
