@@ -22,6 +22,7 @@ from costmodel.graph import (
 )
 from costmodel.kernel import Access, Axis, AxisRole, Cost, KernelSpec, block_shape
 from costmodel.memory import peak_bytes
+from costmodel.model import CostModel, CostModelError
 from costmodel.onchip import Footprint, footprint, onchip_bytes
 from costmodel.roofline import estimate
 from costmodel.traffic import Traffic, bytes_moved
@@ -33,6 +34,8 @@ __all__ = [
     "Axis",
     "AxisRole",
     "Cost",
+    "CostModel",
+    "CostModelError",
     "DeviceSpec",
     "DimMap",
     "DimRole",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
+from typing import Any, ClassVar
 
 from costmodel.backends import Backend, backend_of
 from costmodel.device_fields import InvalidDeviceError, check_fields
@@ -68,6 +69,9 @@ class DeviceSpec:
         InvalidDeviceError: a field is outside its range (``costmodel.device_fields.FIELDS``), or
             two fields contradict each other. ``dataclasses.replace`` checks the fields, too.
     """
+
+    cost_model: ClassVar[Any] = None
+    """The user's cost model, a ``costmodel.model.CostModel``, of a device that has one."""
 
     name: str
     description: str

@@ -11,6 +11,7 @@ from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimRole, Graph, Node, OpKind, arrays_of
 from costmodel.memory import least_array_bytes
+from costmodel.model import modelled_floor_ps, plain_device
 from costmodel.onchip import ACCUMULATOR_BITS
 from costmodel.roofline import library_matmul
 from costmodel.traffic import part_bytes
@@ -200,6 +201,33 @@ class Floor:
                 loads = sum(self.loads[n].anyhow for n in anchors)
             memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
         return device.launch_ps * max(len(ends), 1) + max(memory_ps, matrix_ps, compute_ps), moved
+
+
+class ModelledFloor(Floor):
+    """As ``Floor``, by the cost model of a device that has one. It says nothing of the bytes moved."""
+
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, nested: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
+        super().__init__(graph, plain_device(device), nested)
+        self._modelled = device
+
+    def parts(
+        self, nodes: tuple[int, ...], together: bool = False, on_one_core: bool = False
+    ) -> tuple[int, int]:
+        """As ``Floor.parts``, with 0 for the bytes."""
+        if not any(self.writes[n] or self.reads[n] for n in nodes):
+            return 0, 0  # They rename arrays.
+        estimated_ps, _ = super().parts(nodes, together, on_one_core)
+        return modelled_floor_ps(self.graph, nodes, self._modelled, estimated_ps), 0
+
+
+def floor_of(
+    graph: Graph, device: DeviceSpec, nested: Mapping[int, tuple[int, int]] | None = None
+) -> Floor:
+    """The lower bounds of a graph on a device, by its cost model if it has one. ``nested``: as for
+    ``Floor``."""
+    return (Floor if device.cost_model is None else ModelledFloor)(graph, device, nested)
 
 
 class ContractionLoads:

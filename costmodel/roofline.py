@@ -30,6 +30,7 @@ from costmodel.loops import (
     reduction_ps,
 )
 from costmodel.memory import is_bitcast
+from costmodel.model import modelled_cost, plain_device
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.split_products import product_extents
 from costmodel.traffic import bytes_moved
@@ -56,7 +57,8 @@ def estimate(
     """The cost of one run of the kernel ``spec`` on ``device``; times in picoseconds.
 
     ``need`` is its ``footprint``, and ``work`` its ``work_of`` (of a CPU's loop nest, its ``nest_work``);
-    they are computed where they are not given.
+    they are computed where they are not given. A device with a cost model of its own
+    (``costmodel.model.with_cost_model``) is asked for its price.
 
     Limits: a vector operation costs the same for every dtype, and data that the previous kernel left in the
     cache save no traffic.
@@ -69,6 +71,9 @@ def estimate(
     """
     if is_bitcast(graph, spec) if spec.compiled is None else spec.compiled == _NOTHING:
         return Cost()
+    if device.cost_model is not None:
+        own = estimate(graph, spec, plain_device(device), need, work)
+        return modelled_cost(graph, spec, device, own)
     if _has_loop_for_each_result(graph, spec, device):
         loops = loops_of_results(graph, spec.nodes, [access.value for access in spec.writes])
         parts = [_loop_of(graph, spec, nodes, end) for end, nodes in loops.items()]

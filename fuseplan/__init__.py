@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from costmodel.device import DeviceSpec
+    from costmodel.model import CostModel
     from fuseplan.api import JitFused, compare, devices, jit, make_plan
     from fuseplan.frontend.ops import register_rule
     from fuseplan.plan.constraints import Constraints
@@ -45,6 +46,7 @@ __all__ = [
     "CompilerRefusalWarning",
     "ConstraintError",
     "Constraints",
+    "CostModel",
     "DeviceSpec",
     "ExtensionError",
     "Features",
@@ -72,6 +74,7 @@ _MODULE_OF = dict.fromkeys(__all__, "fuseplan.support.errors") | {
     **dict.fromkeys(("JitFused", "compare", "devices", "jit", "make_plan"), "fuseplan.api"),
     **dict.fromkeys(("planner_names", "register_planner"), "fuseplan.planners"),
     "Constraints": "fuseplan.plan.constraints",
+    "CostModel": "costmodel.model",
     "DeviceSpec": "costmodel.device",
     "Features": "fuseplan.plan.options",
     "Kernel": "fuseplan.plan.fusion_plan",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from costmodel.device import DeviceSpec
+from costmodel.model import CostModel
 from fuseplan import runtime
 from fuseplan.frontend import trace as frontend_trace
 from fuseplan.frontend.lower import Lowered, lower
@@ -71,6 +72,7 @@ def jit(
     dynamic_shapes: bool = True,
     constraints: Constraints | None = None,
     peers: Sequence[str] = (),
+    cost_model: CostModel | None = None,
     **jit_options: Any,
 ) -> Any:
     """``jax.jit`` that plans which operations share a kernel, and emits these kernels.
@@ -101,6 +103,7 @@ def jit(
             ``measure=True`` they do not bind ``jax.jit``'s program.
         peers: planners whose plans are made beside the solver's: the fastest of them is used. ``["xla"]``
             compiles the program by XLA, for the plan that ``jax.jit`` has.
+        cost_model: prices the kernels in place of fuseplan's own model (``fuseplan.CostModel``).
         **jit_options: options of ``jax.jit``, such as ``static_argnums`` and ``donate_argnums``.
 
     Returns:
@@ -126,7 +129,7 @@ def jit(
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
             background=background, dynamic_shapes=dynamic_shapes, constraints=constraints, peers=peers,
-            **jit_options,
+            cost_model=cost_model, **jit_options,
         )  # fmt: skip
     if not callable(f):  # jax.jit's message, and the likely reason
         raise InvalidArgumentError(
@@ -140,6 +143,7 @@ def jit(
         strict=strict,
         constraints=constraints,
         peers=peers,
+        cost_model=cost_model,
     )
     if isinstance(device, jax.Device):
         jit_options = {**jit_options, "device": device}
@@ -418,6 +422,7 @@ def make_plan(
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
     peers: Sequence[str] = (),
+    cost_model: CostModel | None = None,
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
 
@@ -427,6 +432,9 @@ def make_plan(
     ``peers`` are planners whose plans are made, too: the fastest plan is used, so that it is no slower than
     any of them. ``["xla"]`` compiles the program by XLA, for the plan that ``jax.jit`` has; for a device that
     is not present that needs the extra ``aot``.
+
+    ``cost_model`` prices the kernels in place of fuseplan's own model (``fuseplan.CostModel``); the plan is
+    proven, and checked, by its prices.
 
     Raises:
         FuseplanError: an unknown device or planner, or another invalid option.
@@ -443,7 +451,7 @@ def make_plan(
         _require_function("fuseplan.make_plan", f)
     elif strict:
         raise InvalidArgumentError("strict is an option of fuseplan.extend.lower, which made this program")
-    options = make_options(device, planner, deadline_s, strict, constraints, features, peers)
+    options = make_options(device, planner, deadline_s, strict, constraints, features, peers, cost_model)
     if isinstance(f, Lowered):
         program = f
         return lambda: Plan.of(plan_best(program, options))
@@ -464,6 +472,7 @@ def compare(
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
     measure: bool = False,
+    cost_model: CostModel | None = None,
 ) -> Callable[..., pd.DataFrame]:
     """A function that plans ``f`` by each planner and returns a frame with a row for each.
 
@@ -481,6 +490,7 @@ def compare(
     - ``assumed``: the figures of the device that are neither measured nor published.
 
     ``f`` may also be a program that ``fuseplan.extend.lower`` has made; the function then takes no arguments.
+    ``cost_model``: as for ``make_plan``.
 
     With ``measure=True`` each program is also run here, in turns with that of ``jax.jit``, and its results
     are checked against those. This adds the columns ``measured_us, measured_ratio, temp_bytes, temp_ratio``
@@ -508,7 +518,10 @@ def compare(
     names = default_planners(resolve_device(device)) if names is None else tuple(names)
     if not names:
         raise InvalidArgumentError("planners expects one or more names, got none; leave it out for all")
-    options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
+    options = [
+        make_options(device, name, deadline_s, False, constraints, features, cost_model=cost_model)
+        for name in names
+    ]
     if isinstance(f, Lowered):
         program = f
         return lambda: compare_frame([compare_plan(program, option) for option in options])

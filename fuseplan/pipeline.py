@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from costmodel.model import CostModelError
 from fuseplan.console import planning_line
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.scans import with_lean_scans
@@ -39,7 +40,7 @@ from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
 from fuseplan.support.collector import paused_collector
-from fuseplan.support.errors import MemoryLimitError
+from fuseplan.support.errors import ExtensionError, MemoryLimitError
 from fuseplan.support.memo import memo_scope
 from fuseplan.support.work import (
     DIVISION,
@@ -83,8 +84,15 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
 
     Raises:
         MemoryLimitError: none was found that keeps to the constraints.
+        ExtensionError: the cost model of the device failed, or contradicts itself.
     """
-    clock = clock or StageTimer()
+    try:
+        return _plan_best(lowered, options, clock or StageTimer())
+    except CostModelError as error:
+        raise ExtensionError(str(error)) from error
+
+
+def _plan_best(lowered: Lowered, options: Options, clock: StageTimer) -> FusionPlan:
     # Lowering cannot be cut short, but the deadline covers it.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     what = f"{len(lowered.graph.nodes):,} operations for {options.device.name}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from costmodel.model import CostModel
 from fuseplan.memory.allocation import Buffer, arena_bytes
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import plan_to_json
@@ -100,14 +101,15 @@ class Plan(FusionPlan):
         return plan_to_json(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Read and check a plan that ``to_json`` wrote.
+    def from_json(cls, text: str, cost_model: CostModel | None = None) -> Plan:
+        """Read and check a plan that ``to_json`` wrote; ``cost_model`` is the one that priced it, if it is not
+        fuseplan's own.
 
         Raises:
             InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the
                 field or kernel.
         """
-        return cls.of(checked_plan_from_json(text))
+        return cls.of(checked_plan_from_json(text, cost_model))
 
     def run(self, *args: Any, interpret: bool = False) -> Any:
         """Run the plan's kernels here on arrays like the arguments of the planned function.

@@ -9,11 +9,12 @@ from pathlib import Path
 from costmodel.device import DeviceSpec, UnknownDeviceError
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.devices import DEVICES
+from costmodel.model import CostModel, CostModelError, plain_device, with_cost_model
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.planners import get_planner
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.targets.calibrate import measured
+from fuseplan.targets.calibrate import measured, unmeasured_cpu
 from fuseplan.targets.detect import find_device, local_device
 
 
@@ -25,8 +26,10 @@ def make_options(
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
     peers: Sequence[str] = (),
+    cost_model: CostModel | None = None,
 ) -> Options:
     """Check the options of a call, and resolve its device; ``None`` is the device of JAX's default backend.
+    With a ``cost_model`` it is the device whose kernels that model prices.
 
     Raises:
         UnknownNameError: the device, the planner or one of ``peers`` is unknown.
@@ -57,13 +60,24 @@ def make_options(
     for name in peers:
         get_planner(name)
     limits = constraints or None
-    return Options(resolve_device(device), planner, float(deadline_s), strict, limits, features, tuple(peers))
+    resolved = resolve_device(device)
+    if cost_model is not None:
+        try:
+            resolved = with_cost_model(resolved, cost_model)
+        except CostModelError as error:
+            raise InvalidArgumentError(str(error)) from None
+    return Options(resolved, planner, float(deadline_s), strict, limits, features, tuple(peers))
 
 
 def with_figures(options: Options) -> Options:
     """``options`` with the measured figures of the device: measures this CPU if it has not been, which takes
     seconds."""
-    return replace(options, device=measured(options.device))
+    device = options.device
+    if device.cost_model is None:
+        return replace(options, device=measured(device))
+    plain, described = plain_device(device), unmeasured_cpu()
+    known = measured(described if plain == described else plain)
+    return replace(options, device=with_cost_model(known, device.cost_model))
 
 
 def read_device(path: Path) -> DeviceSpec:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from costmodel.floor import Floor
+from costmodel.floor import floor_of
 from costmodel.graph import Graph, Skeleton, skeleton, without_copies
 from costmodel.memory import SUBLANES
 from fuseplan.frontend.lower import Lowered, lower
@@ -205,7 +205,7 @@ def _shapes(graph: Graph) -> Shapes:
 
 def _roofline_ps(plan: FusionPlan) -> int:
     """The least time of the plan's program in as many kernels."""
-    floor = Floor(plan.graph, plan.device)(tuple(range(len(plan.graph.nodes))))
+    floor = floor_of(plan.graph, plan.device)(tuple(range(len(plan.graph.nodes))))
     return floor + max(len(plan.kernels) - 1, 0) * plan.device.launch_ps
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from costmodel.graph import Graph
+from costmodel.model import CostModelError
 from fuseplan.frontend.lower import Lowered
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import minimise_peak
@@ -201,6 +202,8 @@ def assemble(state: Planning) -> None:
     lowered = state.answer.lowered
     switched_off = ", ".join(options.features.switched_off)
     notes: list[AnyNote] = [note(NoteKind.SWITCHED_OFF, features=switched_off)] if switched_off else []
+    if options.device.cost_model is not None:
+        notes.append(note(NoteKind.COST_MODEL, model=options.device.cost_model.name))
     if options.only_loops:
         notes.append(note(NoteKind.ONLY_LOOPS))
     for name, count in lowered.without_rule:
@@ -293,7 +296,7 @@ def _asked(name: str, ask: Callable[[], _T]) -> _T:
     """
     try:
         return ask()
-    except (FuseplanError, MemoryError):
+    except (FuseplanError, CostModelError, MemoryError):
         raise
     except Exception as error:
         if is_built_in(name):

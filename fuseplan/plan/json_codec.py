@@ -19,6 +19,7 @@ from costmodel.backends import backend_names
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import Graph, GraphError, check_graph
 from costmodel.kernel import KernelSpec
+from costmodel.model import CostModel, CostModelError, with_cost_model
 from fuseplan.frontend.program_codec import UnwritableError, program_from_data, program_to_data
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.support.errors import InvalidPlanError
@@ -31,6 +32,8 @@ VERSION = 3
 def plan_to_json(plan: FusionPlan) -> str:
     """See ``Plan.to_json``."""
     document = {"format": FORMAT, "version": VERSION, "plan": _encode(plan), **_program(plan)}
+    if plan.device.cost_model is not None:
+        document["cost_model"] = plan.device.cost_model.name
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -53,9 +56,13 @@ def contradiction(error: Exception) -> str:
     return f"the plan contradicts itself: {type(error).__name__}: {error}"
 
 
-def read_plan(text: str) -> FusionPlan:
-    """The plan that ``to_json`` wrote, with its fields and graph checked, but not whether it is legal. Raises
-    ``InvalidPlanError`` if the text is no such plan."""
+def read_plan(text: str, cost_model: CostModel | None = None) -> FusionPlan:
+    """The plan that ``to_json`` wrote, with its fields and graph checked, but not whether it is legal.
+
+    Raises:
+        InvalidPlanError: the text is no such plan, or ``cost_model`` is not of the name of the one that priced
+            it.
+    """
     if not isinstance(text, str):
         raise InvalidPlanError(f"expected a plan as JSON text, got {type(text).__name__}")
     try:
@@ -70,6 +77,7 @@ def read_plan(text: str) -> FusionPlan:
             "write it anew with Plan.to_json"
         )
     plan: FusionPlan = _decode(FusionPlan, document.get("plan"), "plan")
+    plan = _priced_by(plan, document.get("cost_model"), cost_model)
     _check_ids(plan)
     try:
         check_graph(plan.graph)
@@ -80,6 +88,24 @@ def read_plan(text: str) -> FusionPlan:
     if "program" in document:
         plan = dataclasses.replace(plan, program=program_from_data(document["program"], plan.graph))
     return plan
+
+
+def _priced_by(plan: FusionPlan, name: Any, model: CostModel | None) -> FusionPlan:
+    """The plan for the device with the cost model that priced it, of which the file has the name."""
+    given = None if model is None else model.name
+    if name != given:
+        priced = "fuseplan's own cost model" if name is None else f"the cost model {_shown(name)}"
+        own = "without cost_model" if name is None else "with cost_model=, an object of that name"
+        raise InvalidPlanError(
+            f"the plan is priced by {priced}, and {'none' if given is None else repr(given)} is given: read it by "
+            f"Plan.from_json {own}"
+        )
+    if model is None:
+        return plan
+    try:
+        return dataclasses.replace(plan, device=with_cost_model(plan.device, model))
+    except CostModelError as error:
+        raise InvalidPlanError(str(error)) from None
 
 
 def _no_constant(name: str) -> Any:
@@ -98,8 +124,9 @@ def _encode(value: Any) -> Any:
 
 @cache
 def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """The fields that are written: those that are not derived from others."""
-    return {field.name: field for field in dataclasses.fields(cls) if field.init and field.name != "program"}
+    """The fields that are written: those that are not derived from others, and are data."""
+    left_out = ("program", "cost_model")
+    return {f.name: f for f in dataclasses.fields(cls) if f.init and f.name not in left_out}
 
 
 @cache

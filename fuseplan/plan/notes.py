@@ -57,6 +57,8 @@ class NoteKind(Enum):
     )
     NO_TIME_TO_REWRITE = "a deadline of {deadline_s:g} s leaves no time to rewrite {count:,} operations"
 
+    COST_MODEL = "priced by the cost model {model}, not by fuseplan's own"
+
     # The search left something out, or could not use its result.
     SOME_GROUPS = f"{_PART} have more than {{most:,}} legal groups: only some were searched"
     TOO_MANY_COPIES = f"{_PART} have too many legal groups with copies: each is computed once"

@@ -20,6 +20,7 @@ from typing import Any, Self
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, copies_of
 from costmodel.kernel import Access, Cost
+from costmodel.model import CostModelError, operations_text
 from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import Note, NoteKind
@@ -183,11 +184,14 @@ class CheckedPricing(PricingWrapper):
     """Checks the answers of another pricing, where they enter a ``PriceBook``.
 
     An answer that nothing can be made of is an error. One that contradicts another is a ``fault``: there is a
-    plan all the same, but no proof, and nothing is cached.
+    plan all the same, but no proof, and nothing is cached. Where a user's cost model contradicts itself, the
+    group is named in a ``CostModelError``.
     """
 
-    def __init__(self, pricing: Pricing) -> None:
+    def __init__(self, pricing: Pricing, graph: Graph) -> None:
         super().__init__(pricing)
+        self._graph = graph
+        self._model = None if pricing.device is None else pricing.device.cost_model
         self.name = type(pricing).__name__
         self.fault: Note | None = None
         """The first contradiction among the answers."""
@@ -219,7 +223,7 @@ class CheckedPricing(PricingWrapper):
             self._whole(f"{what} of price({nodes})", figure)
         time_ps = kernel.cost.time_ps
         # The price of a single node is known from the start, and no search asks for its floor.
-        floor_ps = self.floors(nodes)[0] if len(nodes) > 1 else 0
+        floor_ps = self.floors(nodes)[0] if len(nodes) > 1 or self._model is not None else 0
         if time_ps < floor_ps:
             self.contradicts(NoteKind.BELOW_FLOOR, nodes, time_ps=time_ps, floor_ps=floor_ps)
         return kernel
@@ -244,7 +248,18 @@ class CheckedPricing(PricingWrapper):
         return self._asked("cache_key", self._pricing.cache_key, nodes, signatures)
 
     def contradicts(self, kind: NoteKind, nodes: Nodes, **figures: int) -> None:
-        """Note a contradiction about a group or a plan of ``nodes``."""
+        """Note a contradiction about a group or a plan of ``nodes``.
+
+        Raises:
+            CostModelError: the prices are those of a user's cost model, and its lower bound is too high.
+        """
+        if self._model is not None and kind is NoteKind.BELOW_FLOOR:
+            time_ps, floor_ps = figures["time_ps"], figures["floor_ps"]
+            raise CostModelError(
+                f"floor_ps of the cost model {self._model.name!r} is no lower bound: "
+                f"{operations_text(self._graph, nodes)} take {time_ps:,} ps by its cost, and at least {floor_ps:,} "
+                "ps by its floor_ps. Lower floor_ps; 0 always holds"
+            )
         figures["count"] = len(nodes)
         self.fault = self.fault or Note(kind, None, nodes[0], (("pricing", self.name), *figures.items()))
 
@@ -257,7 +272,7 @@ class CheckedPricing(PricingWrapper):
     def _asked(self, name: str, ask: Callable[..., Any], *question: Any) -> Any:
         try:
             return ask(*question)
-        except (FuseplanError, MemoryError):
+        except (FuseplanError, CostModelError, MemoryError):
             raise
         except Exception as error:
             # Not as it is: a RuntimeError, say, would be taken for one of OR-Tools.
@@ -315,7 +330,7 @@ class PriceBook:
         is_on_cpu = pricing.device is not None and pricing.device.platform == "cpu"
         self.signatures = Signatures(graph, of_caller=is_on_cpu)
         self.outputs = graph.results
-        self._pricing = pricing = CheckedPricing(pricing)
+        self._pricing = pricing = CheckedPricing(pricing, graph)
         # Not cached: these are cheap, or asked once.
         self.floor, self.least, self.floors = pricing.floor, pricing.least, pricing.floors
         self.partial_floor = pricing.partial_floor

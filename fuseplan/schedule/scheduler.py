@@ -15,7 +15,7 @@ import numpy as np
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
-from costmodel.floor import Floor
+from costmodel.floor import Floor, floor_of
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.onchip import KernelFootprint, largest_block
@@ -105,12 +105,22 @@ class _Form:
         if not choice_of_tile or (cost.time_ps <= floor_ps and not self.work.products):
             yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, largest
             return
+        if self._device.cost_model is not None:
+            yield from self._own_costs()
+            return
         order = [a for a, _, _ in self._make_spec.order]
         rows = np.array([self.tilings[k] for k in self._possible], dtype=np.int64)[:, order]
         found = tiling_costs(self._graph, self._some_spec, self._device, rows, self._footprint, self.work)
         every = zip(found.time_ps, found.hbm_bytes, found.onchip_bytes, found.rows, strict=True)
         for time_ps, hbm_bytes, onchip_bytes, row in every:
             yield time_ps, hbm_bytes, onchip_bytes, self._possible[row]
+
+    def _own_costs(self) -> Iterator[tuple[int, int, int, int]]:
+        """As ``costs``, of every tiling that fits, by the device's cost model."""
+        for k in self._possible:
+            if self._fits(k):
+                cost = self.kernel(k).cost
+                yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, k
 
     def leaves_room(self, other: _Form) -> bool:
         """Whether some tiling of ``other`` may fit, which streams an axis that is resident in this schedule.
@@ -162,7 +172,8 @@ class Scheduler(Pricing):
         self.device = device
         self.features = features
         emits_kernels = device.capabilities.emits_kernels
-        self.absorbs_moves = not emits_kernels  # XLA's loops hold no tile on chip.
+        # XLA's loops hold no tile on chip. Nothing is known of the prices of a user's cost model.
+        self.absorbs_moves = not emits_kernels and device.cost_model is None
         # Nor do they gain by sharing a launch.
         self.crosses_hubs = emits_kernels and features.packs
         self.capacity = Capacity(graph, device) if emits_kernels else None
@@ -211,7 +222,7 @@ class Scheduler(Pricing):
 
     @cached_property
     def _floor(self) -> Floor:
-        return Floor(self.graph, self.device, self.nested)
+        return floor_of(self.graph, self.device, self.nested)
 
     def full_size_operands(self, n: int) -> tuple[int, ...]:
         """As ``Pricing.full_size_operands``; none for XLA, each of whose loops computes one array."""
@@ -251,7 +262,9 @@ class Scheduler(Pricing):
         return self._loops is not None and self._loops.has(nodes)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
-        """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
+        """As ``Pricing.partial_floor``; None if masked tiles may be skipped, and by a user's cost model."""
+        if self.device.cost_model is not None:
+            return None
         skips = self.skips_tiles(tuple(sorted(n for nodes in members for n in nodes)))
         return None if skips else PartialFloor(self._floor, members)
 
@@ -409,6 +422,8 @@ class Scheduler(Pricing):
         """As ``Pricing.renames``: a bitcast that only adds or drops dimensions of size one. On a TPU it does
         change the layout of a block."""
         node = self.graph.nodes[n]
+        if self.device.cost_model is not None:
+            return False  # It may charge for the operation all the same.
         if not node.bitcast or not self.device.capabilities.ignores_unit_dims:
             return False
         return not changes_rows(self.graph, node)
@@ -416,6 +431,8 @@ class Scheduler(Pricing):
     def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
         """As ``Pricing.cache_key``: the settings, and ``nodes`` with the operations that compute their
         masks."""
+        if self.device.cost_model is not None:
+            return None  # What it will answer in another process is not known.
         if signatures.graph is not self.graph:
             signatures = self._signatures
         masks = self.behind_masks(nodes, signatures)

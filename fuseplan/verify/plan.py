@@ -19,6 +19,7 @@ from costmodel.axes import Unifier
 from costmodel.graph import Graph, Node
 from costmodel.kernel import KernelSpec
 from costmodel.memory import is_bitcast
+from costmodel.model import CostModel
 from fuseplan.frontend.compared import copies_apart
 from fuseplan.memory.allocation import ALIGNMENT_BYTES, Buffer, place_buffers
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -222,14 +223,14 @@ def _check_constraints(plan: FusionPlan, kernel_of: dict[int, int]) -> None:
         )
 
 
-def checked_plan_from_json(text: str) -> FusionPlan:
-    """Read and check a plan that ``plan_to_json`` wrote.
+def checked_plan_from_json(text: str, cost_model: CostModel | None = None) -> FusionPlan:
+    """Read and check a plan that ``plan_to_json`` wrote, priced by ``cost_model`` if it is not None.
 
     Raises:
         InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the field
         or kernel.
     """
-    plan = read_plan(text)
+    plan = read_plan(text, cost_model)
     try:
         check_plan(plan)
     except InvalidPlanError:

@@ -175,7 +175,7 @@ def _check_device(plan: FusionPlan) -> None:
         known = get_device(device.name)
     except UnknownDeviceError as error:
         raise RefutedError(str(error)) from None
-    for field in fields(device):
+    for field in fields(known):
         given, own = getattr(device, field.name), getattr(known, field.name)
         if given != own:
             raise RefutedError(

@@ -155,7 +155,8 @@ class CpuNests(Nests):
         self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
     ) -> Kernel | None:
         # A masked nest may evaluate few of its tiles, so its time has no lower bound here.
-        bounded = not self.masked(nodes)
+        # Nor have the rates of the device a meaning for a user's cost model.
+        bounded = not self.masked(nodes) and self.device.cost_model is None
         limit = TimeLimit(
             self._least_ps(nodes), _equal_ps(below_ps) if bounded and below_ps is not None else None
         )

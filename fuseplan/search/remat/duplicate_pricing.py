@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import Conflict
-from costmodel.floor import Floor
+from costmodel.floor import floor_of
 from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
 from costmodel.partial_floor import PartialFloor
@@ -46,7 +46,7 @@ class DuplicatePricing(Pricing):
         self._scheduler = scheduler
         self._prologues = possible_prologues(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
-        self._floor = Floor(copies.graph, scheduler.device, nested)
+        self._floor = floor_of(copies.graph, scheduler.device, nested)
         self._whole_loops = frozenset(copies.lifted(scheduler.loops))
         self._loops = None
         if scheduler.has_loops:
@@ -78,7 +78,9 @@ class DuplicatePricing(Pricing):
         return self._loops is not None and self._loops.has(nodes) and len(self._once(nodes)) == len(nodes)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
-        """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
+        """As ``Scheduler.partial_floor``."""
+        if self._scheduler.device.cost_model is not None:
+            return None
         skips = self._scheduler.skips_tiles(self._once([n for nodes in members for n in nodes]))
         return None if skips else PartialFloor(self._floor, members)
 
@@ -154,6 +156,8 @@ class DuplicatePricing(Pricing):
         )
 
     def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        if self._scheduler.device.cost_model is not None:
+            return None
         if signatures.graph is not self.graph:
             signatures = self._signatures
         masks = self._scheduler.behind_masks(self._once(nodes))

@@ -1,0 +1,192 @@
+"""Price kernels by a cost model of the user's own: ``CostModel``, and the device that carries one.
+
+``with_cost_model`` makes of a device one whose kernels ``costmodel.roofline.estimate`` and
+``costmodel.floor.floor_of`` price by the model. So a plan, its proof and their check all use the same prices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+from costmodel.kernel import Cost, KernelSpec
+
+
+class CostModelError(ValueError):
+    """A cost model failed, or gave an answer that it may not give. The message names the model and the
+    operations of the kernel."""
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """Prices the kernels of a device, in place of fuseplan's own roofline model.
+
+    Any object with these members is a cost model; a subclass need only define ``cost``. It must be hashable,
+    and give equal answers to equal questions. Kernels of equal structure on other arrays have equal prices,
+    so ``cost`` and ``floor_ps`` may use kinds, shapes, dtypes and schedules, and no numbers of nodes or
+    values. A kernel that only renames arrays is free, and the model is not asked for its price.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> class TwiceHbm(CostModel):
+        ...     '''As fuseplan's model, with bytes of HBM at twice their time.'''
+        ...     def cost(self, graph, kernel, device, estimated):
+        ...         return replace(estimated, memory_ps=2 * estimated.memory_ps)
+        ...     def floor_ps(self, graph, nodes, device, estimated_ps):
+        ...         return estimated_ps  # no kernel takes less than by fuseplan's model
+        >>> TwiceHbm().name
+        'TwiceHbm'
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in plans and messages: that of the class by default."""
+        return type(self).__name__
+
+    def cost(self, graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimated: Cost) -> Cost:
+        """The time of one run of ``kernel``, in parts.
+
+        Args:
+            graph: the operations and values of the program.
+            kernel: the group of operations, and how it is scheduled: its nodes, axes with tiles, and the
+                arrays that it reads and writes.
+            device: the figures of the device.
+            estimated: the cost by fuseplan's own model.
+
+        Returns:
+            A ``Cost`` whose parts ``*_ps`` are whole picoseconds of at least 0; ``Cost.time_ps`` is the time.
+            Its bytes, flops and ``in_turns`` are taken from ``estimated``.
+        """
+        raise NotImplementedError
+
+    def floor_ps(
+        self, graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int
+    ) -> int:
+        """A lower bound, in picoseconds, on the time of ``nodes`` however they are divided into kernels.
+
+        0, the default, always holds. A tighter bound makes the search shorter, and proves larger programs.
+
+        Args:
+            graph: the operations and values of the program. Copies of one operation (``Graph.origins``) may
+                be computed once.
+            nodes: the operations, ascending.
+            device: the figures of the device.
+            estimated_ps: such a bound by fuseplan's own model; sometimes one on ``nodes`` as one kernel, and
+                then the result is about that, too.
+        """
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledDevice(DeviceSpec):
+    """A device whose kernels are priced by ``cost_model``."""
+
+    cost_model: CostModel | None = None  # type: ignore[misc]  # of the class in a device without one
+
+    def __post_init__(self) -> None:
+        plain_device(self)  # checks the fields
+
+
+@lru_cache(maxsize=64)
+def plain_device(device: DeviceSpec) -> DeviceSpec:
+    """The device without its cost model."""
+    if device.cost_model is None and type(device) is DeviceSpec:
+        return device
+    return DeviceSpec(**{field.name: getattr(device, field.name) for field in fields(DeviceSpec)})
+
+
+def with_cost_model(device: DeviceSpec, model: CostModel | None) -> DeviceSpec:
+    """The device with kernels priced by ``model``; by fuseplan's own model if it is None.
+
+    Raises:
+        CostModelError: ``model`` lacks a member of ``CostModel``, or cannot be hashed.
+    """
+    if model is None:
+        return plain_device(device)
+    if isinstance(model, type) or not isinstance(model, CostModel) or not isinstance(model.name, str):
+        raise CostModelError(
+            f"expected a cost model, an object with name, cost and floor_ps (see fuseplan.CostModel), got {model!r}"
+        )
+    try:
+        hash(model)
+    except TypeError:
+        raise CostModelError(
+            f"the cost model {model.name!r} cannot be hashed, and plans are remembered by it: write "
+            "@dataclass(frozen=True)"
+        ) from None
+    own = {field.name: getattr(device, field.name) for field in fields(DeviceSpec)}
+    return ModelledDevice(**own, cost_model=model)
+
+
+_PARTS = tuple(field.name for field in fields(Cost) if field.name.endswith("_ps"))
+
+
+def modelled_cost(graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimated: Cost) -> Cost:
+    """The cost of a kernel by the model of a ``ModelledDevice``.
+
+    Raises:
+        CostModelError: the model raised an exception, or returned no ``Cost`` of whole picoseconds.
+    """
+    model = device.cost_model
+    assert model is not None
+    try:
+        found = model.cost(graph, kernel, plain_device(device), estimated)
+    except Exception as error:
+        raise CostModelError(
+            f"{_asked(model, 'cost', graph, kernel.nodes)} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, Cost):
+        raise CostModelError(f"{_asked(model, 'cost', graph, kernel.nodes)} should be a Cost, got {found!r}")
+    for part in _PARTS:
+        _check_whole(getattr(found, part), f"{part} of {_asked(model, 'cost', graph, kernel.nodes)}")
+    facts = {
+        field.name: getattr(estimated, field.name)
+        for field in dataclasses.fields(Cost)
+        if field.name not in _PARTS
+    }
+    return replace(found, **facts)
+
+
+def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int) -> int:
+    """The lower bound of some nodes by the model of a ``ModelledDevice``.
+
+    Raises:
+        CostModelError: the model raised an exception, or returned no whole picoseconds.
+    """
+    model = device.cost_model
+    assert model is not None
+    try:
+        found = model.floor_ps(graph, nodes, plain_device(device), estimated_ps)
+    except Exception as error:
+        raise CostModelError(
+            f"{_asked(model, 'floor_ps', graph, nodes)} raised {type(error).__name__}: {error}"
+        ) from error
+    _check_whole(found, _asked(model, "floor_ps", graph, nodes))
+    return found
+
+
+def _check_whole(figure: object, what: str) -> None:
+    if type(figure) is not int or figure < 0:
+        raise CostModelError(f"{what} should be whole picoseconds, at least 0 (round by int()), got {figure!r}")
+
+
+def _asked(model: CostModel, method: str, graph: Graph, nodes: Sequence[int]) -> str:
+    return f"{method} of the cost model {model.name!r} for {operations_text(graph, nodes)}"
+
+
+def operations_text(graph: Graph, nodes: Sequence[int]) -> str:
+    """The operations of a group in a message: ``n3 exp, n4 reduce_sum``.
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> operations_text(make_graph((), (), (), ()), ())
+        'no operation'
+    """
+    named = [f"n{n} {graph.nodes[n].op}" for n in nodes[:6]]
+    more = [f"{len(nodes) - 6} more"] if len(nodes) > 6 else []
+    return ", ".join([*named, *more]) or "no operation"
