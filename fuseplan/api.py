@@ -6,9 +6,9 @@ from __future__ import annotations
 import functools
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -57,6 +57,45 @@ if TYPE_CHECKING:
 
 for _path in (__file__, runtime.__path__[0], frontend_trace.__file__):
     hide_frames(_path)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class JitOptions(TypedDict, total=False):
+    """The options of ``jit``, and those of ``jax.jit``, for type checkers."""
+
+    device: str | DeviceSpec | jax.Device | None
+    planner: str
+    deadline_s: float
+    strict: bool
+    measure: bool
+    background: bool
+    dynamic_shapes: bool
+    constraints: Constraints | None
+    peers: Sequence[str]
+    cost_model: CostModel | None
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    backend: str | None
+    inline: bool
+    compiler_options: dict[str, Any] | None
+
+
+@overload
+def jit(f: Callable[P, R], /, **options: Unpack[JitOptions]) -> JitFused[P, R]: ...
+
+
+@overload
+def jit(
+    f: None = None, /, **options: Unpack[JitOptions]
+) -> Callable[[Callable[P, R]], JitFused[P, R]]: ...
 
 
 def jit(
@@ -152,12 +191,13 @@ def jit(
     return JitFused(f, device, options_for, jit_options, measure, background, dynamic_shapes)
 
 
-class JitFused:
-    """A function that is planned, fused and compiled at each new set of shapes."""
+class JitFused(Generic[P, R]):
+    """A function that is planned, fused and compiled at each new set of shapes. Type checkers see the
+    parameters and the result of the function."""
 
     def __init__(
         self,
-        f: Callable[..., Any],
+        f: Callable[P, R],
         device: str | DeviceSpec | None,
         options_for: functools.partial[Options],
         jit_options: dict[str, Any],
@@ -200,7 +240,7 @@ class JitFused:
         shapes only, if there are ``_known`` ones."""
         self._may_be_direct = True
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         direct = self._direct
         try:
             if direct is not None and not tracing_state.depth:  # is_tracing() without the cost of a call

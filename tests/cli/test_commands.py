@@ -36,7 +36,8 @@ def process(*args, cwd=ROOT, stdin=None):
     )  # fmt: skip
 
 
-COMMANDS = ("demo", "compare", "plan", "verify", "report", "devices", "calibrate", "cache", "bench")
+COMMANDS = ("demo", "compare", "plan", "explain", "diff", "verify", "report", "workloads", "devices",
+            "calibrate", "cache", "bench")  # fmt: skip
 
 
 def test_help_lists_every_command():
@@ -51,7 +52,7 @@ def test_options_are_spelled_the_same_everywhere():
 
     group = typer.main.get_command(app)
     spelled = {}
-    for command in ("compare", "plan", "report", "demo"):
+    for command in ("compare", "plan", "explain", "report", "demo"):
         for param in group.commands[command].params:
             spelled.setdefault(param.name, set()).update(param.opts)
     for param in group.commands["bench"].commands["plan"].params:
@@ -112,14 +113,11 @@ def test_plan_shows_what_xla_does():
     assert "kernels are matched with operations" in text
 
 
-def test_plan_explains():
-    text = run("plan", "softmax", "--device", "test", "--explain", "reduce_max, sub").stdout
+def test_explain_says_why():
+    text = run("explain", "softmax", "reduce_max, sub", "--device", "test").stdout
     assert text.startswith("n0 reduce_max")
     assert "share kernel 0" in text
-    assert (
-        "Pass a node's id"
-        in run("plan", "mlp", "--device", "test", "--explain", "dot_general,0", code=2).stderr
-    )
+    assert "Pass a node's id" in run("explain", "mlp", "dot_general,0", "--device", "test", code=2).stderr
 
 
 def test_report_writes_a_page(tmp_path, monkeypatch):
@@ -214,8 +212,9 @@ def test_bench_plan(tmp_path):
         (("compare", "softmax", "--planners", ""), "--planners expects one or more names"),
         (("plan", "softmax", "--dtype", "int32"), "floating-point dtype"),
         (("plan", "softmax", "--dtype", "float99"), "floating-point dtype"),
-        (("plan", "softmax", "--device", "test", "--explain", "1"), "--explain expects two operations"),
-        (("plan", "softmax", "--device", "test", "--explain", "1,999"), "expected a node from 0"),
+        (("explain", "softmax", "1", "--device", "test"), "expected two operations as A,B"),
+        (("explain", "softmax", "1,999", "--device", "test"), "expected a node from 0"),
+        (("explain", "none.json", "0,1"), "cannot read none.json"),
         (("plan", "nowhere.at_all:f"), "cannot be imported: No module named 'nowhere'"),
         (("plan", ":"), "cannot be imported"),
         (("plan", "os:"), "there is none"),
