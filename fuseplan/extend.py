@@ -1,12 +1,13 @@
-"""Extend and study fuseplan: the public names for adding operations, planners, devices and backends, and for
-looking inside a plan.
+"""Extend and study fuseplan: the public names for adding operations, planners, devices, cost models and
+backends, and for looking inside a plan.
 
 To extend:
 
 - an operation: ``register_rule`` with a ``Rule``, or ``elementwise`` for elementwise ones;
 - a planner: ``register_planner`` with a function from a graph, prices and a budget to a ``Grouping``, such as
   ``plan_decided`` of a function that returns groups of nodes;
-- a device: a ``DeviceSpec``, passed as ``device=``;
+- a device: a ``DeviceSpec``, passed as ``device=``; ``DeviceSpec.from_toml`` reads one from a file;
+- a cost model: a ``CostModel``, passed as ``cost_model=``;
 - a backend: ``register_backend`` with a ``Backend``, whose ``emitter`` is the module that makes its kernels.
 
 To study:
@@ -36,6 +37,7 @@ from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
 from costmodel.graph import DimRole, Flops, Graph, Node, OpKind, Value
 from costmodel.kernel import Access, Axis, AxisRole, Cost, KernelSpec
+from costmodel.model import CostModel
 from fuseplan.codegen import emit
 from fuseplan.codegen.tile import kernel_name
 from fuseplan.frontend.lower import Lowered, lower
@@ -67,6 +69,7 @@ __all__ = [
     "Backend",
     "Budget",
     "Cost",
+    "CostModel",
     "DeviceSpec",
     "DimRole",
     "Flops",

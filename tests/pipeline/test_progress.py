@@ -89,6 +89,38 @@ def test_stage_best_and_gap_are_followed(monkeypatch):
     assert not progress.is_followed()
 
 
+def test_the_bar_says_stage_best_gap_and_time_left(terminal, monkeypatch):
+    stderr = terminal()
+    seen = []
+    found = progress.found
+
+    def record(time_ps, bound_ps):
+        found(time_ps, bound_ps)
+        seen.append((str(progress._followed.get()), progress._followed.get().left))
+
+    monkeypatch.setattr(progress, "found", record)
+    with console.progress(2) as steps:
+        steps.start("first")
+        fuseplan.make_plan(net, device="h200", deadline_s=40)(*ARGS)
+        steps.done()
+        state = progress._followed.get()
+        assert state.best_ps < float("inf")
+        steps.start("second")  # A program that is not planned yet has no figures of the first.
+        assert (str(state), state.left) == ("", "")
+    assert re.fullmatch(r"search, \S+ µs, (gap \d+%|proven)", seen[0][0])
+    assert all(re.fullmatch(r"(3\d|40) s left", left) for _, left in seen)
+    assert "first" in stderr.getvalue()
+
+
+def test_the_best_plan_is_one_of_the_program_that_is_planned():
+    small = jax.ShapeDtypeStruct((8, 8), "float32"), jax.ShapeDtypeStruct((8, 8), "float32")
+    with progress.followed() as state:
+        fuseplan.make_plan(net, device="h200")(*small)
+        fast_ps = state.best_ps
+        plan = fuseplan.make_plan(net, device="h200")(*ARGS)
+        assert state.best_ps == plan.objective_ps > fast_ps
+
+
 def test_one_display_at_a_time(terminal):
     stderr = terminal()
     with console.progress(2) as steps:
