@@ -26,8 +26,8 @@ class InvalidDeviceError(ValueError):
     """
 
     def __init__(self, field: str, problem: str, file: str = "") -> None:
-        where = file or "DeviceSpec"
-        super().__init__(f"{where}{'.' if not file else ': '}{field}: {problem}" if field else f"{where}: {problem}")
+        where = f"{file}: {field}" if file and field else file or f"DeviceSpec.{field}"
+        super().__init__(f"{where}: {problem}")
         self.field, self.problem, self.file = field, problem, file
 
     def __reduce__(self) -> tuple[Any, ...]:
