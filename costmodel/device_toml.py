@@ -28,7 +28,9 @@ def read_fields(path: Path, cls: type[Any]) -> dict[str, Any]:
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidDeviceError("", f"expected TOML, a line `field = value` for each field: {error}") from None
+        raise InvalidDeviceError(
+            "", f"expected TOML, a line `field = value` for each field: {error}"
+        ) from None
     for name in read:
         if name not in FIELDS:
             close = difflib.get_close_matches(name, FIELDS, n=1)

@@ -222,9 +222,7 @@ class ModelledFloor(Floor):
         return modelled_floor_ps(self.graph, nodes, self._modelled, estimated_ps), 0
 
 
-def floor_of(
-    graph: Graph, device: DeviceSpec, nested: Mapping[int, tuple[int, int]] | None = None
-) -> Floor:
+def floor_of(graph: Graph, device: DeviceSpec, nested: Mapping[int, tuple[int, int]] | None = None) -> Floor:
     """The lower bounds of a graph on a device, by its cost model if it has one. ``nested``: as for
     ``Floor``."""
     return (Floor if device.cost_model is None else ModelledFloor)(graph, device, nested)

@@ -64,9 +64,7 @@ class CostModel(Protocol):
         """
         raise NotImplementedError
 
-    def floor_ps(
-        self, graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int
-    ) -> int:
+    def floor_ps(self, graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int) -> int:
         """A lower bound, in picoseconds, on the time of ``nodes`` however they are divided into kernels.
 
         0, the default, always holds. A tighter bound makes the search shorter, and proves larger programs.
@@ -110,7 +108,8 @@ def with_cost_model(device: DeviceSpec, model: CostModel | None) -> DeviceSpec:
         return plain_device(device)
     if isinstance(model, type) or not isinstance(model, CostModel) or not isinstance(model.name, str):
         raise CostModelError(
-            f"expected a cost model, an object with name, cost and floor_ps (see fuseplan.CostModel), got {model!r}"
+            "expected a cost model, an object with name, cost and floor_ps (see fuseplan.CostModel), "
+            f"got {model!r}"
         )
     try:
         hash(model)
@@ -167,12 +166,14 @@ def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, es
             f"{_asked(model, 'floor_ps', graph, nodes)} raised {type(error).__name__}: {error}"
         ) from error
     _check_whole(found, _asked(model, "floor_ps", graph, nodes))
-    return found
+    return int(found)
 
 
 def _check_whole(figure: object, what: str) -> None:
     if type(figure) is not int or figure < 0:
-        raise CostModelError(f"{what} should be whole picoseconds, at least 0 (round by int()), got {figure!r}")
+        raise CostModelError(
+            f"{what} should be whole picoseconds, at least 0 (round by int()), got {figure!r}"
+        )
 
 
 def _asked(model: CostModel, method: str, graph: Graph, nodes: Sequence[int]) -> str:

@@ -93,9 +93,7 @@ def jit(f: Callable[P, R], /, **options: Unpack[JitOptions]) -> JitFused[P, R]: 
 
 
 @overload
-def jit(
-    f: None = None, /, **options: Unpack[JitOptions]
-) -> Callable[[Callable[P, R]], JitFused[P, R]]: ...
+def jit(f: None = None, /, **options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], JitFused[P, R]]: ...
 
 
 def jit(

@@ -102,8 +102,8 @@ class Plan(FusionPlan):
 
     @classmethod
     def from_json(cls, text: str, cost_model: CostModel | None = None) -> Plan:
-        """Read and check a plan that ``to_json`` wrote; ``cost_model`` is the one that priced it, if it is not
-        fuseplan's own.
+        """Read and check a plan that ``to_json`` wrote; ``cost_model`` is the one that priced it, if that is
+        not fuseplan's own.
 
         Raises:
             InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 import fuseplan
-from fuseplan.extend import Backend, KernelSpec, Lowered, emit as emit_kernel, get_device, register_backend
+from fuseplan.extend import Backend, KernelSpec, Lowered, get_device, register_backend
+from fuseplan.extend import emit as emit_kernel
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable:
-    """Make a kernel. Yours would translate the nodes and the schedule of ``spec`` to its own language; this one
-    prints them, and runs the operations by XLA."""
+    """Make a kernel. Yours would translate the nodes and the schedule of ``spec`` to its own language; this
+    one prints them, and runs the operations by XLA."""
     names = " ".join(lowered.graph.nodes[n].op for n in spec.nodes)
     print(f"kernel of {names}: grid {spec.grid}")
     return emit_kernel(replace(spec, backend="xla"), lowered)

@@ -31,9 +31,7 @@ class Measured(fuseplan.CostModel):
             return estimated
         return Cost(memory_ps=round(known[operations] * 1e6))
 
-    def floor_ps(
-        self, graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int
-    ) -> int:
+    def floor_ps(self, graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int) -> int:
         return 0  # A measured time may be below that of the model.
 
 
@@ -53,5 +51,7 @@ if __name__ == "__main__":
     whole = " ".join(plain.graph.nodes[n].op for n in plain.kernels[0].spec.nodes)
     slow = Measured(((whole, 100.0),))
     other = fuseplan.make_plan(softmax, device="h200", cost_model=slow)(x)
-    print(f"{len(plain.kernels)} kernel by the model, {len(other.kernels)} by the measurement: {other.status}")
+    print(
+        f"{len(plain.kernels)} kernel by the model, {len(other.kernels)} by the measurement: {other.status}"
+    )
     assert other.verify()

@@ -1,6 +1,6 @@
 """A planner of your own: each elementwise operation joins the kernel of its only reader.
 
-    fuseplan compare softmax --device h200 --planner-module docs/examples/planner.py --planners into_reader,solver
+fuseplan compare softmax --device h200 --planner-module docs/examples/planner.py --planners into_reader,solver
 """
 
 from fuseplan.extend import OpKind, PriceBook, plan_decided, register_planner

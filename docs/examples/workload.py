@@ -1,7 +1,7 @@
 """A program of your own.
 
-    fuseplan plan docs/examples/workload.py:gated --device h200
-    fuseplan compare docs/examples/workload.py:sized --small --device h200,tpu_v5e
+fuseplan plan docs/examples/workload.py:gated --device h200
+fuseplan compare docs/examples/workload.py:sized --small --device h200,tpu_v5e
 """
 
 import jax

@@ -31,6 +31,7 @@ from fuseplan.workloads import GROUPS
 from fuseplan.workloads.cpu import get_cases
 from fuseplan.workloads.workload import make_args
 
+
 def plan(
     workloads: str,
     device: str | None,

@@ -49,7 +49,10 @@ def plan(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Seconds to plan each workload, stage by stage, beside XLA's compile time; for an h200 by default."""
+    """Time the planning of each workload, stage by stage.
+
+    XLA's compile time is beside it. The device is an h200 by default.
+    """
 
 
 @command(bench, "fuseplan.cli.bench")
@@ -81,8 +84,10 @@ def solver(
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout.")] = False,
     json: Json = False,
 ) -> None:
-    """How well and how fast each workload is planned, for an h200 by default; no kernel is run. --out writes
-    CSV."""
+    """Measure how well and how fast each workload is planned.
+
+    No kernel is run. The device is an h200 by default. --out writes CSV.
+    """
 
 
 @command(bench, "fuseplan.cli.bench")
@@ -100,7 +105,9 @@ def cpu(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """fuseplan.jit against jax.jit on this CPU: time, memory, right results.
+    """Time fuseplan.jit against jax.jit on this CPU.
+
+    Memory and results are compared, too.
 
     Exit code 1 if a result is wrong or a workload fails; a missed goal is a finding, not an error.
     """

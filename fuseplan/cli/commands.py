@@ -58,10 +58,12 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich takes longer to import than all the rest of the help
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Decide which operations of a JAX function share a kernel, with a proof.",
-    epilog="Exit codes: 0 done; 1 what was checked does not hold (verify, diff, bench cpu, calibrate), or your "
-    "function failed; 2 a mistake in the command, with one line on stderr; 3 verify did not re-check a bound.",
+    epilog="Exit codes: 0 done; 1 what was checked does not hold (verify, diff, bench cpu, calibrate), or "
+    "your function failed; 2 a mistake in the command, told in one line on stderr; 3 verify did not re-check "
+    "a bound.",
 )
 
 
@@ -75,7 +77,10 @@ def demo(
     deadline: Deadline = DEFAULT_DEADLINE_S,
     json: Json = False,
 ) -> None:
-    """Plan a GPT-2 block and its gradient for three devices, and run both here."""
+    """Plan a GPT-2 block and its gradient, and run both here.
+
+    The plans are for an H200, a TPU v5e and this CPU.
+    """
 
 
 @command(app, "fuseplan.cli.planning")
@@ -99,7 +104,10 @@ def compare(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Plan WORKLOAD by each planner and print a row for each; --measure also runs them. --out writes CSV."""
+    """Plan WORKLOAD by each planner, and print a row for each.
+
+    --measure also runs them. --out writes CSV.
+    """
 
 
 @command(app, "fuseplan.cli.planning")
@@ -127,8 +135,10 @@ def plan(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`,
-    `explain` and `diff`."""
+    """Plan WORKLOAD, and print its kernels.
+
+    --out and --json write the plan as JSON, for `fuseplan verify`, `explain` and `diff`.
+    """
 
 
 @command(app, "fuseplan.cli.planning")
@@ -159,7 +169,10 @@ def explain(
     max_kernel_args: MaxArgs = None,
     json: Json = False,
 ) -> None:
-    """Say why two operations are, or are not, in one kernel, and what the opposite would cost."""
+    """Say why two operations do, or do not, share a kernel.
+
+    The answer has what the opposite would cost.
+    """
 
 
 @command(app, "fuseplan.cli.plans")
@@ -167,13 +180,12 @@ def diff(
     one: Annotated[
         Path, typer.Argument(metavar="A.json", help="As `fuseplan plan --out` writes it.", show_default=False)
     ],
-    other: Annotated[
-        Path, typer.Argument(metavar="B.json", help="Another; - is stdin.", show_default=False)
-    ],
+    other: Annotated[Path, typer.Argument(metavar="B.json", help="Another; - is stdin.", show_default=False)],
     json: Json = False,
 ) -> None:
-    """Compare two plans: the kernels that differ, what each costs, and which operations moved.
+    """Compare two plans, kernel by kernel.
 
+    The kernels that differ are listed with their costs, and the operations that moved.
     Exit code 0: the plans have the same kernels. 1: they differ. 2: a file holds no plan.
     """
 
@@ -225,7 +237,10 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write an HTML page about WORKLOAD; the last planner's plan is shown in detail."""
+    """Write an HTML page about the plans of WORKLOAD.
+
+    The last planner's plan is shown in detail.
+    """
 
 
 @command(app, "fuseplan.cli.tools")
@@ -238,7 +253,7 @@ def workloads(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the named workloads: family, sizes of their arguments, and what they compute."""
+    """List the named workloads, and what they compute."""
 
 
 @command(app, "fuseplan.cli.tools")
@@ -259,9 +274,9 @@ def calibrate(
     ] = 60.0,
     json: Json = False,
 ) -> None:
-    """Measure this machine's CPU anew (some ten seconds when it is idle), and keep the figures.
+    """Measure this machine's CPU anew, and keep the figures.
 
-    A figure is taken when its timings agree. Exit code 1: some did not in time;
+    It takes some ten seconds when the machine is idle. A figure is taken when its timings agree. Exit code 1: some did not in time;
     they keep the values of an earlier measurement, or stay assumed.
     """
 
@@ -270,7 +285,10 @@ def calibrate(
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete all of them.")] = False, json: Json = False
 ) -> None:
-    """Show how many solutions of earlier plans are kept on disk (with FUSEPLAN_CACHE=1)."""
+    """Show how many solutions of earlier plans are on disk.
+
+    FUSEPLAN_CACHE=1 keeps them there.
+    """
 
 
 app.add_typer(bench, name="bench")

@@ -60,7 +60,7 @@ def read_plan(text: str, cost_model: CostModel | None = None) -> FusionPlan:
     """The plan that ``to_json`` wrote, with its fields and graph checked, but not whether it is legal.
 
     Raises:
-        InvalidPlanError: the text is no such plan, or ``cost_model`` is not of the name of the one that priced
+        InvalidPlanError: the text is no such plan, or ``cost_model`` has not the name of the one that priced
             it.
     """
     if not isinstance(text, str):
@@ -97,8 +97,8 @@ def _priced_by(plan: FusionPlan, name: Any, model: CostModel | None) -> FusionPl
         priced = "fuseplan's own cost model" if name is None else f"the cost model {_shown(name)}"
         own = "without cost_model" if name is None else "with cost_model=, an object of that name"
         raise InvalidPlanError(
-            f"the plan is priced by {priced}, and {'none' if given is None else repr(given)} is given: read it by "
-            f"Plan.from_json {own}"
+            f"the plan is priced by {priced}, and {'none' if given is None else repr(given)} is given: "
+            f"read it by Plan.from_json {own}"
         )
     if model is None:
         return plan

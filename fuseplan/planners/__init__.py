@@ -131,7 +131,8 @@ def import_planners(place: str) -> None:
     import_place(place, "a module with planners as package.module or file.py")
     if is_new and before == _PLANNERS:
         raise InvalidArgumentError(
-            f"expected {place} to call fuseplan.register_planner(name, plan_groups), and it registers no planner"
+            f"expected {place} to call fuseplan.register_planner(name, plan_groups), and it registers no "
+            "planner"
         )
 
 

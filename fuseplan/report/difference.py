@@ -197,9 +197,9 @@ def compare_plans(one: FusionPlan, other: FusionPlan) -> PlanDifference:
         (1, 0, True)
     """
     keys_of = _keys(one.graph, other.graph)
-    sides = tuple(_Side(plan, keys) for plan, keys in zip((one, other), keys_of, strict=True))
-    equal, left, right = _equal_kernels(*sides)
-    found = [_difference(*sides, *group) for group in _joined(*sides, left, right)]
+    a, b = (_Side(plan, keys) for plan, keys in zip((one, other), keys_of, strict=True))
+    equal, left, right = _equal_kernels(a, b)
+    found = [_difference(a, b, *group) for group in _joined(a, b, left, right)]
     found.sort(key=lambda d: (-abs(d.extra_us), [k.kernel for k in (*d.one, *d.other)]))
     return PlanDifference(_figures(one), _figures(other), equal, tuple(found))
 
@@ -302,9 +302,7 @@ def _difference(one: _Side, other: _Side, left: Sequence[int], right: Sequence[i
                 only_in_one.append(one.name(key))
             elif pairs.get(k) != there:
                 moved.append(Moved(one.name(key), k, there))
-    only_in_other = [
-        other.name(key) for k in right for key in other.members(k) if key not in one.kernel_of
-    ]
+    only_in_other = [other.name(key) for k in right for key in other.members(k) if key not in one.kernel_of]
     return Difference(
         tuple(map(one.facts, left)),
         tuple(map(other.facts, right)),
@@ -318,10 +316,7 @@ def _partners(one: _Side, other: _Side, left: Sequence[int]) -> Mapping[int, int
     """For kernels of the first plan, the one of the second with the most operations in common; each kernel
     has one partner at most."""
     shared = Counter(
-        (k, there)
-        for k in left
-        for key in one.members(k)
-        if (there := other.kernel_of.get(key)) is not None
+        (k, there) for k in left for key in one.members(k) if (there := other.kernel_of.get(key)) is not None
     )
     partner: dict[int, int] = {}
     for (k, there), _ in sorted(shared.items(), key=lambda item: (-item[1], item[0])):

@@ -257,8 +257,8 @@ class CheckedPricing(PricingWrapper):
             time_ps, floor_ps = figures["time_ps"], figures["floor_ps"]
             raise CostModelError(
                 f"floor_ps of the cost model {self._model.name!r} is no lower bound: "
-                f"{operations_text(self._graph, nodes)} take {time_ps:,} ps by its cost, and at least {floor_ps:,} "
-                "ps by its floor_ps. Lower floor_ps; 0 always holds"
+                f"{operations_text(self._graph, nodes)} take {time_ps:,} ps by its cost, and at least "
+                f"{floor_ps:,} ps by its floor_ps. Lower floor_ps; 0 always holds"
             )
         figures["count"] = len(nodes)
         self.fault = self.fault or Note(kind, None, nodes[0], (("pricing", self.name), *figures.items()))

@@ -72,7 +72,8 @@ def _from_file(place: str, expected: str) -> ModuleType:
     # A name that no other module has: dataclasses and pickle look modules up by their names.
     name = "_".join(("fuseplan_file", *path.resolve().with_suffix("").parts[1:])).replace(".", "_")
     spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None and spec.loader is not None, "the suffix .py has a loader"
+    assert spec is not None
+    assert spec.loader is not None, "the suffix .py has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-
 DEFAULT_DEADLINE_S = 40.0
 """Wall-clock seconds after which the planner returns the best plan found."""
 

@@ -46,8 +46,8 @@ def own_workload(text: str) -> Workload:
         raise UnknownNameError(_no_function(module, place, path))
     if needed := _required(found):
         raise InvalidArgumentError(
-            f"{text} takes the arguments {', '.join(needed)}: name a function without arguments, which returns "
-            "(f, args), the function to plan and a tuple of its arguments"
+            f"{text} takes the arguments {', '.join(needed)}: name a function without arguments, which "
+            "returns (f, args), the function to plan and a tuple of its arguments"
         )
 
     folder = folder_of(place)

@@ -59,9 +59,10 @@ def test_an_explanation_as_json(plans):
 def test_equal_plans(plans):
     result = run("diff", plans / "solver.json", plans / "solver.json")
     assert "The plans have the same kernels" in result.stdout
-    assert json.loads(run("diff", plans / "h200.json", plans / "h200.json", "--json").stdout)[
-        "differences"
-    ] == []
+    assert (
+        json.loads(run("diff", plans / "h200.json", plans / "h200.json", "--json").stdout)["differences"]
+        == []
+    )
 
 
 def test_the_difference_of_two_planners(plans):

@@ -58,25 +58,29 @@ def test_whole_fractions_are_integers(file):
     assert DeviceSpec.from_toml(file).hbm_bytes_per_s == 3_350 * 10**9
 
 
+RATE = "hbm_bytes_per_s"
+TABLE = "[matrix_flops_per_s]  # flops per second"
+
+
 @pytest.mark.parametrize(
     ("lines", "field", "message"),
     [
-        ({"hbm_bytes_per_s": None}, "hbm_bytes_per_s", "the field is missing: expected an integer from 1,000,000"),
-        ({"hbm_bytes_per_s": "hbm_bytes_per_s = -1"}, "hbm_bytes_per_s", "from 1,000,000 to 10,000,000,000,000,000"),
-        ({"hbm_bytes_per_s": "hbm_bytes_per_s = 4.8"}, "hbm_bytes_per_s", "got 4.8"),
-        ({"hbm_bytes_per_s": "hbm_bytes_per_s = 1e17"}, "hbm_bytes_per_s", "got 100000000000000000"),
-        ({"core_count": "core_count = 0"}, "core_count", "expected an integer from 1 to 10,000,000 cores, got 0"),
+        ({RATE: None}, RATE, "the field is missing: expected an integer from 1,000,000"),
+        ({RATE: f"{RATE} = -1"}, RATE, "from 1,000,000 to 10,000,000,000,000,000 bytes per second, got -1"),
+        ({RATE: f"{RATE} = 4.8"}, RATE, "got 4.8"),
+        ({RATE: f"{RATE} = 1e17"}, RATE, "got 100000000000000000"),
+        ({"core_count": "core_count = 0"}, "core_count", "an integer from 1 to 10,000,000 cores, got 0"),
         ({"onchip_bytes": 'onchip_bytes = "lots"'}, "onchip_bytes", "got 'lots'"),
         ({"launch_ps": "launch_ps = nan"}, "launch_ps", "got nan"),
         ({"platform": 'platform = "npu"'}, "platform", "expected one of 'gpu', 'tpu', 'cpu'"),
         ({"backend": 'backend = "cuda"'}, "backend", "'triton'"),
         ({"x": "core_cuont = 3"}, "core_cuont", "did you mean 'core_count'"),
         ({"x": "warp_size = 32"}, "warp_size", "the fields are name, description"),
-        ({"[matrix_flops_per_s]  # flops per second": "[matrix_flops]"}, "matrix_flops", "did you mean 'matrix_flops_per_s'"),
+        ({TABLE: "[matrix_flops]"}, "matrix_flops", "did you mean 'matrix_flops_per_s'"),
         ({"name": 'name = ""'}, "name", "a text that is not empty"),
         ({"name": "name = "}, "", "expected TOML"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_names_file_field_and_range(file, lines, field, message):
     edited(file, **lines)
     with pytest.raises(InvalidDeviceError) as caught:
@@ -98,9 +102,9 @@ def test_a_known_name_needs_the_known_figures(file, tmp_path):
     known.write_text(DEVICES["h200"].to_toml())
     assert read_device(known) == DEVICES["h200"]
     edited(known, core_count="core_count = 3")
-    with pytest.raises(InvalidArgumentError, match="'h200' is a known device.*another name"):
+    with pytest.raises(InvalidArgumentError, match=r"'h200' is a known device.*another name"):
         read_device(known)
-    with pytest.raises(InvalidArgumentError, match="cannot read the device file .*No such file"):
+    with pytest.raises(InvalidArgumentError, match=r"cannot read the device file .*No such file"):
         read_device(tmp_path / "none.toml")
 
 

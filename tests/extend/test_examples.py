@@ -29,7 +29,8 @@ def fuseplan(folder, *arguments):
 
 def test_every_example_is_run_here():
     assert {path.name for path in EXAMPLES.iterdir()} == {
-        "backend.py", "cost_model.py", "device.toml", "operation.py", "planner.py", "workload.py",
+        "backend.py", "cost_model.py", "device.toml", "operation.py", "planner.py", "typed_jit.py",
+        "workload.py",
     }  # fmt: skip
 
 
@@ -73,3 +74,7 @@ def test_an_operation(tmp_path):
 def test_a_backend(tmp_path):
     lines = python(tmp_path, EXAMPLES / "backend.py").splitlines()
     assert any(line.startswith("kernel of tanh") for line in lines)
+
+
+def test_types(tmp_path):
+    assert not python(tmp_path, EXAMPLES / "typed_jit.py")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel import Cost, CostModel, CostModelError, TEST_DEVICE, estimate, get_device
+from costmodel import TEST_DEVICE, Cost, CostModel, CostModelError, estimate, get_device
 from costmodel.model import plain_device, with_cost_model
 from fuseplan.extend import SolutionCache, using_cache
 from fuseplan.report.text import unfused_plan
@@ -182,7 +182,9 @@ def test_a_file_names_the_model_and_is_read_with_it():
     again = fuseplan.Plan.from_json(text, cost_model=plan.device.cost_model)
     assert again == plan
     assert again.verify()
-    with pytest.raises(InvalidPlanError, match='priced by the cost model "TwiceHbm", and none is given: read it'):
+    with pytest.raises(
+        InvalidPlanError, match=r'priced by the cost model "TwiceHbm", and none is given: read it'
+    ):
         fuseplan.Plan.from_json(text)
     with pytest.raises(InvalidPlanError, match="and 'WithoutLaunches' is given"):
         fuseplan.Plan.from_json(text, cost_model=WithoutLaunches())
@@ -193,7 +195,7 @@ def test_a_file_names_the_model_and_is_read_with_it():
 
 def test_a_model_of_the_same_name_with_other_prices_is_refused():
     text = plan_by(Fusing(0, 10**6)).to_json()
-    with pytest.raises(InvalidPlanError, match="claims 1,000,000 ps .* but costs 7 ps"):
+    with pytest.raises(InvalidPlanError, match=r"claims 1,000,000 ps .* but costs 7 ps"):
         fuseplan.Plan.from_json(text, cost_model=Fusing(0, 7))
 
 
@@ -211,7 +213,9 @@ def model(cost=None, floor_ps=None):
 
 
 def test_a_bound_above_the_cost_names_the_group():
-    with pytest.raises(ExtensionError, match=r"floor_ps of the cost model 'Strange' is no lower bound: n\d+ ") as e:
+    with pytest.raises(
+        ExtensionError, match=r"floor_ps of the cost model 'Strange' is no lower bound: n\d+ "
+    ) as e:
         plan_by(model(floor_ps=lambda estimated_ps: 3 * estimated_ps + 10**9))
     assert "ps by its cost, and at least" in str(e.value)
     assert "0 always holds" in str(e.value)
@@ -222,7 +226,10 @@ def test_a_bound_above_the_cost_names_the_group():
     ("cost", "told"),
     [
         (lambda estimated: None, "for n.* should be a Cost, got None"),
-        (lambda estimated: replace(estimated, memory_ps=-1), "memory_ps of cost of the cost model 'Strange' for n"),
+        (
+            lambda estimated: replace(estimated, memory_ps=-1),
+            "memory_ps of cost of the cost model 'Strange' for n",
+        ),
         (lambda estimated: replace(estimated, memory_ps=1.5), r"should be whole picoseconds.*got 1.5"),
         (lambda estimated: replace(estimated, vector_ps=float("nan")), "vector_ps .*got nan"),
         (lambda estimated: 1 / 0, "raised ZeroDivisionError: division by zero"),
@@ -272,7 +279,7 @@ def test_a_model_that_cannot_be_hashed():
     class Changing(TwiceHbm):
         factor: int = 2
 
-    with pytest.raises(InvalidArgumentError, match="'Changing' cannot be hashed.*frozen=True"):
+    with pytest.raises(InvalidArgumentError, match=r"'Changing' cannot be hashed.*frozen=True"):
         fuseplan.jit(softmax, device="h200", cost_model=Changing())
 
 

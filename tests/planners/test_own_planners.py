@@ -115,7 +115,10 @@ def test_entry_points_are_not_loaded_for_known_planners(installed):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("nowhere:f", r"the planner 'broken' of the entry point 'nowhere:f' is left out: ModuleNotFoundError"),
+        (
+            "nowhere:f",
+            r"the planner 'broken' of the entry point 'nowhere:f' is left out: ModuleNotFoundError",
+        ),
         ("unregistered:none", "is left out: AttributeError"),
         ("unregistered:NUMBER", "expected a function or a module, got 3"),
     ],

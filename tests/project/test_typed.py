@@ -2,17 +2,10 @@
 
 from pathlib import Path
 
-import jax.numpy as jnp
 import pytest
-
-from tests.project import typed_use
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.one_python
-
-
-def test_the_typed_uses_run():
-    typed_use.use(jnp.ones(4))
 
 
 @pytest.mark.slow
@@ -27,9 +20,9 @@ def test_the_typed_uses_run():
 )
 def test_a_wrong_use_is_an_error_of_types(tmp_path, wrong, message):
     api = pytest.importorskip("mypy.api")
-    source = (ROOT / "tests/project/typed_use.py").read_text()
+    source = (ROOT / "docs/examples/typed_jit.py").read_text()
     path = tmp_path / "wrong.py"
-    path.write_text(f"{source}\n\nx = jnp.ones(4)\n{wrong}\n")
+    path.write_text(f"{source}    {wrong}\n")
     config = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path)]
     text, _, code = api.run([*config, str(path)])
     assert code == 1, text

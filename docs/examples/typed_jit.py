@@ -1,4 +1,4 @@
-"""How type checkers see the public functions. mypy checks this file; ``test_typed`` also runs it."""
+"""How type checkers see ``fuseplan.jit``: the parameters and the result of the function are kept."""
 
 from typing import assert_type
 
@@ -28,8 +28,8 @@ def with_options(x: jax.Array, n: int) -> jax.Array:
     return x * n
 
 
-def use(x: jax.Array) -> None:
-    """Call each, with the types of its result."""
+if __name__ == "__main__":
+    x = jnp.ones((8, 16))
     assert_type(fast(x, factor=3.0), jax.Array)
     assert_type(plain(x), tuple[jax.Array, jax.Array])
     assert_type(with_options(x, n=3), jax.Array)
