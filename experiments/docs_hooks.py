@@ -1,4 +1,4 @@
-"""Hooks of MkDocs for ``docs``: render the gallery's reports, and lead links out of ``docs`` to the repository.
+"""Hooks of MkDocs: render the reports of the gallery, and make links out of ``docs`` lead to the repository.
 
 ``mkdocs build`` loads this file, as ``mkdocs.yml`` says. It is no module that others import.
 """
