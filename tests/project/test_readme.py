@@ -3,7 +3,10 @@ show, their tables are made of files, and no other number stands in them."""
 
 import csv
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -27,18 +30,35 @@ def fences(text, language):
     return list(re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_python_blocks(page, tmp_path, monkeypatch):
-    """Every block of a page, in order, as one program."""
-    text = page.read_text()
-    monkeypatch.chdir(tmp_path)  # a block may write a report
-    namespace = {"__name__": "readme"}
-    blocks = fences(text, "python")
-    assert blocks or page != README, "the README has no example"
-    for block in blocks:
-        # Blank lines first, so that a traceback names the page's own line.
+def program_of(page):
+    """Every block of a page, in order, at its own lines, so that a traceback names these."""
+    text, program = page.read_text(), ""
+    for block in fences(text, "python"):
         before = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * before + block[1], str(page), "exec"), namespace)
+        program += "\n" * (before - program.count("\n")) + block[1]
+    return program
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.values[0].parent.name != "how-to"])
+def test_python_blocks(page, tmp_path, monkeypatch):
+    program = program_of(page)
+    monkeypatch.chdir(tmp_path)  # a block may write a report
+    assert program or page != README, "the README has no example"
+    exec(compile(program, str(page), "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if p.values[0].parent.name == "how-to"])
+def test_python_blocks_that_extend_fuseplan(page, tmp_path):
+    """In a process of their own: they register planners, rules and backends."""
+    file = tmp_path / "page.py"
+    file.write_text(program_of(page))
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(file)], cwd=tmp_path, env=env, capture_output=True,
+        text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("page", PAGES)
