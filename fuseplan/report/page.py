@@ -1,4 +1,9 @@
-"""Write an HTML page about one or more plans: one file without scripts or references to the network."""
+"""Write an HTML page about one or more plans: one file with its data and scripts, without any reference to the
+network.
+
+Jinja writes the texts and the tables of plans; the scripts draw the rest from the data of
+``fuseplan.report.page_data``: graph, table of kernels, charts, reasons and proof.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +16,32 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.device import DeviceSpec
-from costmodel.kernel import BOUNDS
 from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.plan.kernel_names import anchor, kernel_name
 from fuseplan.plan.notes import all_notes
 from fuseplan.report.comparison import Compared, baseline_of, gains_text
-from fuseplan.report.explain import borders
-from fuseplan.report.frames import roofline_share
-from fuseplan.report.plots import roofline, strip
-from fuseplan.report.text import grid, makes, parts_text, rows, skipped, status_text, tile, unfused_plan
+from fuseplan.report.page_data import MAX_EXPLAINED_KERNELS, page_json
+from fuseplan.report.text import status_text, unfused_plan
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.environment import installed_version
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import bytes_text, seconds_text, time_text
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_FOLDER = Path(__file__).resolve().parent
+_TEMPLATES = _FOLDER / "templates"
+_VENDOR = _FOLDER / "vendor"
+
+_LIBRARIES = ("d3", "dagre")
+"""The libraries that the scripts use, in ``vendor``, whose README says where they are from."""
+
+_SCRIPTS = ("model.js", "graph.js", "charts.js", "panels.js", "page.js")
+"""The page's own scripts, in the order in which they run."""
 
 _NAMES = {"xla": "XLA's own plan", "unfused": "each operation by itself"}
-
-_MAX_BORDERS = 150
-"""The number of kernels up to which the page explains why neighbours are not fused; each takes
-milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The plans of one function for one device by several planners; the page shows the last one in detail."""
+    """The plans of one function for one device by several planners; the page shows the last one first."""
 
     name: str
     plans: tuple[FusionPlan, ...]
@@ -105,17 +110,18 @@ def render_page(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    studies = [_study(study, i) for i, study in enumerate(page.studies)]
     return environment.get_template("page.html.jinja").render(
         page=page,
-        studies=studies,
+        studies=[_study(study, i) for i, study in enumerate(page.studies)],
         matrix=_matrix(page.studies),
         lead=_lead(page.studies),
-        missing_plots=any(s["roofline"] is None for s in studies),
-        install_plots="pip install 'fuseplan[report]'",
         devices=list({s.device.name: s.device for s in page.studies}.values()),
+        explained=MAX_EXPLAINED_KERNELS,
         versions=_versions(),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        style=_read(_TEMPLATES / "page.css"),
+        data=page_json((s.name, s.plans, s.baseline) for s in page.studies),
+        scripts=[*map(_library, _LIBRARIES), *(_read(_TEMPLATES / name) for name in _SCRIPTS)],
     )
 
 
@@ -158,10 +164,8 @@ def _matrix(studies: Sequence[Study]) -> dict[str, Any]:
 
 
 def _study(study: Study, number: int) -> dict[str, Any]:
-    first, last = study.baseline, study.plans[-1]
+    first = study.baseline
     traced = {row.planner: row.unrewritten_ps for row in study.compared}
-    longest = max(first.objective_ps, last.objective_ps)
-    shown = (last,) if first is last else (first, last)
     return {
         "id": f"study-{number}",
         "name": study.name,
@@ -171,17 +175,18 @@ def _study(study: Study, number: int) -> dict[str, Any]:
         "has_traced": bool(study.compared),
         "gains": gains_text(study.compared),
         "without_plan": [row for row in study.compared if row.plan is None],
-        "strips": [strip(plan, longest) for plan in shown],
-        "roofline": roofline(shown, f"study-{number}"),
-        "planner": last.planner,
-        "kernels": _kernel_lines(last),
-        "borders": _border_lines(last),
-        "bounds": [b for b in BOUNDS if any(k.cost.bound_by == b for plan in shown for k in plan.kernels)],
-        "grouped": len(rows(last)) < len(last.kernels),
-        "refusals": [_refusal(last, v) for v in last.refusals],
-        "proof": _proof(last),
-        "notes": all_notes(last),
+        "notes": _notes(study.plans),
     }
+
+
+def _notes(plans: Sequence[FusionPlan]) -> list[str]:
+    """Each note once, after the planners whose plans have it where not all have."""
+    notes = {plan.planner: all_notes(plan) for plan in plans}
+    found = []
+    for note in dict.fromkeys(note for of_one in notes.values() for note in of_one):
+        having = [planner for planner, of_one in notes.items() if note in of_one]
+        found.append(note if len(having) == len(notes) else f"{', '.join(having)}: {note}")
+    return found
 
 
 def _plan_line(plan: FusionPlan, first: FusionPlan, traced_ps: int | None) -> dict[str, str]:
@@ -199,82 +204,16 @@ def _plan_line(plan: FusionPlan, first: FusionPlan, traced_ps: int | None) -> di
     }
 
 
-def _kernel_lines(plan: FusionPlan) -> list[dict[str, Any]]:
-    total = plan.objective_ps or 1
-    lines = []
-    for row in rows(plan):
-        spec, cost = row.kernel.spec, row.kernel.cost
-        roof = roofline_share(plan.graph, row.kernel, plan.device)
-        lines.append(
-            {
-                "number": row.first,
-                "count": row.count,
-                "name": kernel_name(plan.graph, spec.nodes),
-                "ops": [plan.graph.nodes[n].op for n in spec.nodes],
-                "makes": makes(plan.graph, spec),
-                "grid": grid(spec),
-                "tile": tile(spec) + (f", {skipped(spec)} skipped" if skipped(spec) else ""),
-                "time": time_text(cost.time_us * row.count),
-                "share": f"{100 * row.count * cost.time_ps / total:.1f}",
-                "bound": cost.bound_by,
-                "parts": parts_text(cost),
-                "hbm": f"{cost.hbm_bytes * row.count / 1e6:.2f}",
-                "onchip": bytes_text(cost.onchip_bytes) if cost.onchip_bytes else "",
-                "intensity": f"{cost.flops.total / cost.hbm_bytes:.2f}" if cost.hbm_bytes else "",
-                "roofline": f"{100 * roof:.0f}" if cost.time_ps else "",
-                # The name of the file without its folders, which may be private.
-                "source": anchor(plan.graph, spec.nodes).source.replace("\\", "/").rpartition("/")[2],
-            }
-        )
-    return lines
-
-
-def _border_lines(plan: FusionPlan) -> list[dict[str, Any]]:
-    """For each kernel, at most three reasons why it is not fused with its readers."""
-    if len(plan.kernels) > _MAX_BORDERS:
-        return []
-    return [
-        {
-            "number": border.producer,
-            "name": kernel_name(plan.graph, plan.kernels[border.producer].spec.nodes),
-            "to": _numbers(border.consumers),
-            "reason": border.reason,
-        }
-        for of_one in borders(plan)
-        for border in of_one[:3]
-    ]
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")
-
-
-def _refusal(plan: FusionPlan, verdict: Any) -> dict[str, str]:
-    nodes = verdict.nodes
-    shown = ", ".join(f"n{n} {plan.graph.nodes[n].op}" for n in nodes[:3])
-    return {
-        "rule": verdict.rule,
-        "reason": verdict.reason,
-        "nodes": shown + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""),
-    }
-
-
-def _proof(plan: FusionPlan) -> dict[str, Any]:
-    stats = plan.stats
-    return {
-        "status": status_text(plan),
-        "objective": f"{plan.objective_us:,.3f}",
-        "bound": None if plan.bound_us is None else f"{plan.bound_us:,.3f}",
-        "nodes": f"{len(plan.graph.nodes):,}",
-        "components": f"{stats.components:,}",
-        "distinct": f"{stats.distinct_components:,}",
-        "candidates": f"{stats.candidates:,}",
-        "seconds": [(name, seconds_text(s)) for name, s in stats.seconds],
-        "total": seconds_text(plan.planning_s),
-    }
-
-
 def _versions() -> list[tuple[str, str]]:
     names = ("fuseplan", "jax", "ortools")
     found = [(name, installed_version(name, "not installed as a package")) for name in names]
     return [("Python", platform.python_version()), *found]
+
+
+def _library(name: str) -> str:
+    """The script of a library after its licence, which goes with every copy."""
+    return f"/*\n{_read(_VENDOR / f'{name}.LICENSE.txt')}*/\n{_read(_VENDOR / f'{name}.min.js')}"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
