@@ -33,7 +33,7 @@ function clipped(text, width, size, weight = 400) {
 function captions(plan, box) {
   if (box.kind === "op") return [plan.op(box.node), plan.made(box.node)];
   if (box.kind === "kernel") {
-    return [box.label, `${box.kernel.k} · ${counted(box.ops, "op")} · ${timeText(box.time)} µs`];
+    return [box.label, `${box.kernel.k} · ${counted(box.ops, "op")} · ${box.time ? `${timeText(box.time)} µs` : "free"}`];
   }
   if (box.nodes) return [box.label, counted(box.ops, "op")];
   return [box.label, `${counted(box.count, "kernel")} · ${timeText(box.time)} µs`];
@@ -179,7 +179,7 @@ class Pane {
         button("Zoom out", "−", () => this.zoomBy(1 / 1.3)),
         button("Show the whole graph", "Fit", () => this.fit(true)),
         button("Close all frames", "Collapse", () => this.collapse()))));
-    this.svg = d3.create("svg").attr("class", "graph").attr("role", "group");
+    this.svg = d3.create("svg").attr("class", "graph").attr("role", "group").attr("tabindex", -1);
     this.element.append(this.svg.node());
     this.svg.append("defs").append("marker")
       .attr("id", `arrow-${boxes++}`).attr("viewBox", "0 0 8 8").attr("refX", 7).attr("refY", 4)
@@ -228,8 +228,8 @@ class Pane {
         .text("This plan has no kernels: the results are arguments or constants.");
       return;
     }
-    this.drawInside(this.view, plan.root, 0, 0);
     this.overlay = this.view.append("g").attr("class", "overlay");
+    this.drawInside(this.view, plan.root, 0, 0);
     if (!this.elements.has(this.current)) this.current = this.drawn[0];
     this.elements.get(this.current).attr("tabindex", 0);
     this.mark();
@@ -357,20 +357,16 @@ class Pane {
       if (from === to || plan.kernelOf[p] === plan.kernelOf[n]) return;
       const far = visibleBox(plan.boxes[plan.kernelOf[from ? n : p]]);
       if (far.parent === box.parent || far === box) return;
-      const key = `${far.id} ${from}`;
-      if (!found.has(key)) found.set(key, { far, from, values: new Set() });
-      found.get(key).values.add(v);
+      found.set(`${far.id} ${from}`, { far, from });
     });
-    for (const { far, from, values } of found.values()) {
+    for (const { far, from } of found.values()) {
       if (!far.at) continue;
       this.elements.get(far)?.classed("near", true);
-      const bytes = [...values].reduce((sum, v) => sum + plan.bytesOf(v), 0);
       const [a, b] = from ? [box, far] : [far, box];
       const [x1, y1, x2, y2] = [a.at.x + a.w / 2, a.at.y + a.h, b.at.x + b.w / 2, b.at.y];
       const bend = Math.max(Math.abs(y2 - y1) / 2, 40);
       const path = `M${x1},${y1}C${x1},${y1 + bend} ${x2},${y2 - bend} ${x2},${y2}`;
       this.overlay.append("path").attr("class", "edge far").attr("d", path).attr("marker-end", this.arrow);
-      this.overlay.append("text").attr("class", "far").attr("x", (x1 + x2) / 2).attr("y", (y1 + y2) / 2).text(bytesText(bytes));
     }
   }
 
@@ -510,7 +506,7 @@ class Pane {
     const { w, h: tall } = this.plan.root;
     if (!width || !w) return;
     let k = Math.min(1.1, width / w, height / tall);
-    if (!whole) k = Math.max(k, Math.min(0.75, Math.max(width / w, 0.55)));
+    if (!whole) k = Math.max(k, 0.8);
     const x = w * k <= width ? (width - w * k) / 2 : whole ? 0 : Math.min(0, width / 2 - k * this.centreOfTop());
     const y = tall * k <= height ? (height - tall * k) / 2 : 0;
     this.svg.call(this.zoom.transform, d3.zoomIdentity.translate(x, y).scale(k));

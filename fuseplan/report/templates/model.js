@@ -11,8 +11,11 @@ const FIRST_BOXES = 36;
 
 // --- Figures with units -----------------------------------------------------------------------
 
-const grouped = (x, digits) =>
-  x.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+// Formatters by their number of decimal places: to make one takes longer than to use it.
+const FORMATS = [0, 1, 2, 3].map((digits) =>
+  new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+
+const grouped = (x, digits) => FORMATS[digits].format(x);
 
 const countText = (n) => grouped(n, 0);
 

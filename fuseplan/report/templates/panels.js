@@ -291,6 +291,11 @@ function list(entries) {
 
 const ROW_PX = 28;
 
+// Up to so many kernels, all rows are elements: the browser's own search finds them.
+const MOST_ROWS = 200;
+
+const COLLATOR = new Intl.Collator("en", { numeric: true });
+
 const COLUMNS = [
   { name: "#", number: true, value: (kernel) => kernel.k },
   { name: "kernel", value: (kernel) => kernel.name, mono: true },
@@ -309,7 +314,7 @@ const COLUMNS = [
 ];
 
 class KernelTable {
-  // Only the rows in view are elements: a plan may have ten thousand kernels.
+  // Of many rows only those in view are elements: a plan may have ten thousand kernels.
   constructor(host, app) {
     [this.host, this.app] = [host, app];
     this.sort = { column: COLUMNS[0], down: false };
@@ -363,7 +368,7 @@ class KernelTable {
     const rows = this.plan.kernels.filter((kernel) => !this.only.checked || this.compared[kernel.k].same < 0);
     const keyed = rows.map((kernel) => [column.value(kernel), kernel]);
     keyed.sort(([a, first], [b, second]) => {
-      const order = typeof a === "string" ? a.localeCompare(b) : a - b;
+      const order = typeof a === "string" ? COLLATOR.compare(a, b) : a - b;
       return (down ? -order : order) || first.k - second.k;
     });
     this.rows = keyed.map(([, kernel]) => kernel);
@@ -401,8 +406,9 @@ class KernelTable {
 
   fill() {
     const { scroller, rows } = this;
-    const first = Math.max(Math.floor(scroller.scrollTop / ROW_PX) - 8, 0);
-    const last = Math.min(first + Math.ceil((scroller.clientHeight || 480) / ROW_PX) + 16, rows.length);
+    const all = rows.length <= MOST_ROWS;
+    const first = all ? 0 : Math.max(Math.floor(scroller.scrollTop / ROW_PX) - 8, 0);
+    const last = all ? rows.length : Math.min(first + Math.ceil((scroller.clientHeight || 480) / ROW_PX) + 16, rows.length);
     if (this.range?.[0] === first && this.range?.[1] === last) return;
     this.range = [first, last];
     const spacer = (n) => (n ? h("tr", { class: "spacer", "aria-hidden": "true", style: `height:${n * ROW_PX}px` }, h("td", { colspan: this.columns.length })) : null);
