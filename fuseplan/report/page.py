@@ -1,5 +1,4 @@
-"""Write an HTML page about one or more plans: one file with its data and scripts, without any reference to the
-network.
+"""Write an HTML page about one or more plans: one file with its data and scripts, which needs no network.
 
 Jinja writes the texts and the tables of plans; the scripts draw the rest from the data of
 ``fuseplan.report.page_data``: graph, table of kernels, charts, reasons and proof.
@@ -24,7 +23,7 @@ from fuseplan.report.text import status_text, unfused_plan
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.environment import installed_version
 from fuseplan.support.errors import InvalidArgumentError
-from fuseplan.support.format import bytes_text, seconds_text, time_text
+from fuseplan.support.format import bytes_text, counted, seconds_text, time_text
 
 _FOLDER = Path(__file__).resolve().parent
 _TEMPLATES = _FOLDER / "templates"
@@ -120,7 +119,7 @@ def render_page(page: Page) -> str:
         versions=_versions(),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=_read(_TEMPLATES / "page.css"),
-        data=page_json((s.name, s.plans, s.baseline) for s in page.studies),
+        data=page_json([(s.name, s.plans, s.baseline) for s in page.studies]),
         scripts=[*map(_library, _LIBRARIES), *(_read(_TEMPLATES / name) for name in _SCRIPTS)],
     )
 
@@ -138,7 +137,8 @@ def _lead(studies: Sequence[Study]) -> str:
     first, last = best.baseline, best.plans[-1]
     proof = status_text(last) + (" in this model" if last.status == "OPTIMAL" else "")
     return (
-        f"{best.name} on {best.device.name}: {len(last.kernels)} kernels in place of {len(first.kernels)}, "
+        f"{best.name} on {best.device.name}: {counted(len(last.kernels), 'kernel')} in place of "
+        f"{len(first.kernels)}, "
         f"{time_text(last.objective_us)} µs in place of {time_text(first.objective_us)} µs "
         f"({gain:.2f} times as fast as {_NAMES.get(first.planner, first.planner)}), {proof}."
     )

@@ -1,12 +1,12 @@
 """Collect the data that the script of a page draws: the plans of its studies as one compact JSON document.
 
-A text stands once, in ``strings``, and its number stands wherever it is used. Tables are columns. Plans of one
-graph share its operations. The parts of the document:
+A text stands once, in ``strings``, and its number stands wherever it is used. Tables are columns. Plans of
+one graph share its operations. The parts of the document:
 
 - ``strings``; ``types``, pairs of an array type's text and its bytes.
 - ``graphs``: for each operation its primitive, scope, source, operands and results; for each value its type.
-- ``studies``: the device, and for each plan its kernels (their operations, schedule, cost), the live ranges of
-  its temporaries, the reasons between its kernels, the prices of other cuts, the refusals, and the proof.
+- ``studies``: the device, and for each plan its kernels (their operations, schedule, cost), the live ranges
+  of its temporaries, the reasons between its kernels, the prices of other cuts, the refusals, and the proof.
 
 ``templates/model.js`` reads it.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from costmodel.device import DeviceSpec
@@ -29,22 +29,27 @@ from fuseplan.report.text import grid, makes, skipped, status_text, tile
 from fuseplan.search.what_if import Change
 
 MAX_EXPLAINED_KERNELS = 150
-"""The number of kernels of a study up to which other cuts are priced, from its last plan on; each kernel
-takes some ten milliseconds."""
+"""The number of kernels of a plan up to which the borders of its kernels and cuts through them are priced,
+some twenty milliseconds a kernel. The last plan of each study comes first; then others while the page has
+room for their kernels within this number."""
 
 MAX_CUTS = 600
 """The number of cuts through the kernels of a plan up to which they are priced."""
 
 
-def page_json(studies: Iterable[tuple[str, Sequence[FusionPlan], FusionPlan]]) -> str:
+def page_json(studies: Sequence[tuple[str, Sequence[FusionPlan], FusionPlan]]) -> str:
     """The document of the page as JSON, which may stand in a ``script`` element.
 
     Args:
         studies: for each its name, its plans, of which the last is shown first, and the plan beside it.
     """
     tables = _Tables()
+    explained = _explained([plans for _, plans, _ in studies])
     document = {
-        "studies": [tables.study(name, plans, beside) for name, plans, beside in studies],
+        "studies": [
+            tables.study(name, plans, beside, of_one)
+            for (name, plans, beside), of_one in zip(studies, explained, strict=True)
+        ],
         "graphs": tables.graphs,
         "types": tables.types,
         "strings": tables.strings,
@@ -72,10 +77,11 @@ class _Tables:
             self.strings.append(text)
         return number
 
-    def study(self, name: str, plans: Sequence[FusionPlan], beside: FusionPlan) -> dict[str, Any]:
+    def study(
+        self, name: str, plans: Sequence[FusionPlan], beside: FusionPlan, explained: Sequence[bool]
+    ) -> dict[str, Any]:
         same_graph = all(plan.graph is plans[0].graph for plan in plans)
         cuts: dict[tuple[int, ...], int] = {}
-        explained = _explained(plans)
         return {
             "name": name,
             "device": self._device(plans[-1]),
@@ -195,14 +201,20 @@ _KERNEL_COLUMNS = (
 )  # fmt: skip
 
 
-def _explained(plans: Sequence[FusionPlan]) -> list[bool]:
-    """For each plan, whether other cuts of it are priced: the last, then others while there is room."""
-    left, chosen = MAX_EXPLAINED_KERNELS, []
-    for plan in reversed(plans):
-        affordable = len(plan.kernels) <= left
-        left -= len(plan.kernels) if affordable else 0
-        chosen.append(affordable)
-    return chosen[::-1]
+def _explained(studies: Sequence[Sequence[FusionPlan]]) -> list[list[bool]]:
+    """For each plan of each study, whether other cuts of it are priced: of a study the last, and others while
+    the page has few kernels."""
+    chosen = [[False] * len(plans) for plans in studies]
+    left = MAX_EXPLAINED_KERNELS
+    for plans, of_one in zip(studies, chosen, strict=True):
+        of_one[-1] = len(plans[-1].kernels) <= MAX_EXPLAINED_KERNELS
+        left -= len(plans[-1].kernels)
+    for plans, of_one in zip(studies, chosen, strict=True):
+        for i in reversed(range(len(plans) - 1)):
+            if len(plans[i].kernels) <= left:
+                of_one[i] = True
+                left -= len(plans[i].kernels)
+    return chosen
 
 
 def _origins(plan: FusionPlan, same_graph: bool) -> Sequence[int]:
@@ -245,7 +257,9 @@ class _RooflineShares:
     def share(self, kernel: Kernel) -> int | None:
         """None for a kernel that takes no time."""
         spec = kernel.spec
-        nodes = tuple((n.op, n.kind, n.dims, n.roles, n.flops) for n in map(self._graph.nodes.__getitem__, spec.nodes))
+        nodes = tuple(
+            (n.op, n.kind, n.dims, n.roles, n.flops) for n in map(self._graph.nodes.__getitem__, spec.nodes)
+        )
         moved = tuple(str(self._graph.values[a.value]) for a in (*spec.reads, *spec.writes))
         key = (nodes, moved, spec.axes, spec.node_axes, kernel.cost)
         if key not in self._known:

@@ -17,7 +17,9 @@ from fuseplan.workloads.stress import random_dag
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
     pytest.skip("there is no Chromium here", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright, which drives Chromium, is not installed")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright, which drives Chromium, is not installed"
+)
 
 WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 420, "height": 860}
 # Playwright's event loop makes the tests of a process depend on each other.
@@ -42,7 +44,8 @@ def loss(p, x):
 
 PARAMS = {
     "layers": [
-        [jax.ShapeDtypeStruct((256, 1024), "float32"), jax.ShapeDtypeStruct((1024, 256), "float32")] for _ in range(2)
+        [jax.ShapeDtypeStruct((256, 1024), "float32"), jax.ShapeDtypeStruct((1024, 256), "float32")]
+        for _ in range(2)
     ],
     "head": jax.ShapeDtypeStruct((256, 1000), "float32"),
 }
@@ -81,9 +84,14 @@ def visit(browser, tmp_path):
         contexts.append(browser.new_context(viewport=viewport, **options))
         tab = contexts[-1].new_page()
         tab.set_default_timeout(10_000)
-        tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on(
+            "console",
+            lambda message: problems.append(message.text) if message.type in ("error", "warning") else None,
+        )
         tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("request", lambda request: problems.append(request.url) if request.url != path.as_uri() else None)
+        tab.on(
+            "request", lambda request: problems.append(request.url) if request.url != path.as_uri() else None
+        )
         tab.goto(path.as_uri())
         tab.wait_for_selector("#panes .box, #panes .empty", state="attached")
         return tab
@@ -95,7 +103,9 @@ def visit(browser, tmp_path):
 
 
 def data_of(html):
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1]
+    )
 
 
 def boxes(tab, kind=".box", pane=0):
@@ -115,7 +125,10 @@ def overlaps(a, b, slack=1.0):
     )
 
 
-RECTS = "all => all.map(e => { const r = e.getBoundingClientRect(); return {x: r.x, y: r.y, width: r.width, height: r.height}; })"
+RECTS = """all => all.map(element => {
+    const {x, y, width, height} = element.getBoundingClientRect();
+    return {x, y, width, height};
+})"""
 
 
 # --- what is drawn ---------------------------------------------------------------------------------
@@ -133,13 +146,18 @@ def test_every_kernel_is_a_row_a_dot_and_a_bar(visit, html, plans):
     dots = [k for k in plan.kernels if k.cost.flops.total and k.cost.hbm_bytes]
     assert tab.locator(".dot.full").count() == len(dots)
     assert tab.locator("#time .bar").count() >= len([k for k in plan.kernels if k.cost.time_ps > 10**5])
-    total = sum(float(text.replace(",", "")) for text in tab.locator("#kernels tr[data-k] td:nth-child(6)").all_inner_texts())
+    total = sum(
+        float(text.replace(",", ""))
+        for text in tab.locator("#kernels tr[data-k] td:nth-child(6)").all_inner_texts()
+    )
     assert total == pytest.approx(plan.objective_us, abs=0.01 * len(plan.kernels))
 
 
 def test_frames_are_scopes_and_their_kernels_are_inside(visit, html):
     tab = visit(html)
-    labels = " ".join(boxes(tab, ".box.frame").evaluate_all("all => all.map(e => e.getAttribute('aria-label'))"))
+    labels = " ".join(
+        boxes(tab, ".box.frame").evaluate_all("all => all.map(e => e.getAttribute('aria-label'))")
+    )
     assert "layer_0" in labels
     assert "layer_1" in labels
 
@@ -183,7 +201,8 @@ def test_the_scheme_follows_the_reader(visit, html):
                       getComputedStyle(document.querySelector('.box .first')).fill]"""
         )
     brightness = {
-        scheme: [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in of_one] for scheme, of_one in colours.items()
+        scheme: [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in of_one]
+        for scheme, of_one in colours.items()
     }
     assert brightness["light"][0] > 600 > 200 > brightness["dark"][0]
     assert brightness["light"][1] > 600 > 200 > brightness["dark"][1]
@@ -262,7 +281,9 @@ def test_search_finds_an_equation_and_shows_it(visit, html, plans):
     assert frame["x"] <= inside["x"] <= frame["x"] + frame["width"] - inside["width"]
 
 
-@pytest.mark.parametrize("query", ["tanh", "layer_1 tanh", "test_page_browser.py tanh", "TANH f32[4096,1024]"])
+@pytest.mark.parametrize(
+    "query", ["tanh", "layer_1 tanh", "test_page_browser.py tanh", "TANH f32[4096,1024]"]
+)
 def test_search_by_name_scope_source_and_type(visit, html, query):
     tab = visit(html)
     tab.fill("#search", query)
@@ -285,7 +306,10 @@ def test_the_table_sorts_by_a_column(visit, html):
     column = tab.locator("#kernels th", has_text="µs")
     column.locator("button").click()
     assert column.get_attribute("aria-sort") == "descending"
-    times = [float(t.replace(",", "")) for t in tab.locator("#kernels tr[data-k] td:nth-child(6)").all_inner_texts()]
+    times = [
+        float(t.replace(",", ""))
+        for t in tab.locator("#kernels tr[data-k] td:nth-child(6)").all_inner_texts()
+    ]
     assert times == sorted(times, reverse=True)
     column.locator("button").click()
     assert column.get_attribute("aria-sort") == "ascending"
@@ -448,7 +472,9 @@ def test_memory_over_the_schedule_has_the_plan_s_peak(visit, html, plans):
 
 
 def operations(plan):
-    origin = [equation.origin if equation.origin >= 0 else n for n, equation in enumerate(plan.program.equations)]
+    origin = [
+        equation.origin if equation.origin >= 0 else n for n, equation in enumerate(plan.program.equations)
+    ]
     return [frozenset(origin[n] for n in kernel.spec.nodes) for kernel in plan.kernels]
 
 
@@ -487,7 +513,9 @@ def test_only_the_kernels_that_differ_can_be_listed(visit, html, plans):
     show_second(tab, "unfused")
     tab.locator("#kernels .filter input").check()
     known = set(operations(plans[0]))
-    assert tab.locator("#kernels tr[data-k]").count() == sum(cut not in known for cut in operations(plans[-1]))
+    assert tab.locator("#kernels tr[data-k]").count() == sum(
+        cut not in known for cut in operations(plans[-1])
+    )
 
 
 def test_each_program_of_a_page_has_its_views(visit, plans):
@@ -548,7 +576,9 @@ def test_a_plan_of_a_file(visit, plans, tmp_path):
 def large():
     """A page about 10,000 equations that are as many kernels."""
     x = jax.ShapeDtypeStruct((1024,), "float32")
-    plan = fuseplan.make_plan(lambda x, y: random_dag(x, y, 12_000, 0), device="h200", planner="unfused")(x, x)
+    plan = fuseplan.make_plan(lambda x, y: random_dag(x, y, 12_000, 0), device="h200", planner="unfused")(
+        x, x
+    )
     assert len(plan.kernels) >= 10_000
     return plan, render_page(Page("large", (Study("large", (plan,)),)))
 

@@ -96,7 +96,9 @@ class Reader(HTMLParser):
 
 def data_of(html):
     """The document that the page's scripts draw."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)[1]
+    )
 
 
 # --- frames ----------------------------------------------------------------------------------
@@ -174,7 +176,9 @@ def test_a_plan_without_arithmetic_has_no_roofline():
     pytest.importorskip("matplotlib")
     plan = fuseplan.make_plan(lambda x: x.T, device="test")(SHAPES[0])
     assert roofline((plan,), "x") == ""
-    kernels = data_of(render_page(Page("p", (Study("transpose", (plan,)),))))["studies"][0]["plans"][0]["kernels"]
+    kernels = data_of(render_page(Page("p", (Study("transpose", (plan,)),))))["studies"][0]["plans"][0][
+        "kernels"
+    ]
     assert kernels["flops"] == [[0, 0, 0]], "the page draws none either"
 
 
@@ -240,7 +244,11 @@ def test_page_gives_reasons(page, plans):
     shown, texts = data["studies"][0]["plans"][-1], data["strings"]
     assert plans[-1].refusals
     assert [texts[r[1]] for r in shown["refusals"]] == [r.reason for r in plans[-1].refusals]
-    found = {(border.producer, border.consumers): border.reason for of_one in borders(plans[-1]) for border in of_one}
+    found = {
+        (border.producer, border.consumers): border.reason
+        for of_one in borders(plans[-1])
+        for border in of_one
+    }
     assert found
     assert {(r[0], tuple(r[1])): texts[r[2]] for r in shown["reasons"]} == found
 

@@ -37,7 +37,7 @@ class TimeChart {
     const plans = other ? [other, plan] : [plan];
     const left = 58;
     const longest = Math.max(...plans.map((p) => p.time)) || 1;
-    this.x = d3.scaleLinear([0, longest], [left, width - 6]);
+    this.x = d3.scaleLinear([0, longest], [left, width - 14]);
     let y = 0;
     this.bars = new Map();
     for (const p of plans) {
@@ -182,7 +182,7 @@ class Roofline {
     const width = Math.min(this.host.clientWidth, 760);
     if (!width) return;
     const words = [
-      `Each dot is a kernel, as large as its time: coloured, those of the ${plan.planner} plan${other ? `; hollow, those of the ${other.planner} plan` : ""}. The lines are the peaks of ${device.name}.`,
+      `Each dot is a kernel, as large as its time: coloured, those of the ${plan.planner} plan${other ? `; hollow, those of the ${other.planner} plan` : ""}. The lines are the peaks of ${device.name}, for products of ${device.dtype}.`,
       left_out ? ` ${counted(left_out, "kernel")} without arithmetic, without traffic or beyond the ${countText(MOST_DOTS)} slowest ${left_out === 1 ? "is" : "are"} not shown.` : "",
     ];
     this.caption.textContent = words.join("");
@@ -220,7 +220,7 @@ class Roofline {
       .attr("width", width - left - right).attr("height", height - top - bottom);
     const lines = svg.append("g").attr("clip-path", `url(#${clip})`);
     const [low, high] = x.domain();
-    const roofs = [{ name: `matrix, ${device.dtype}`, rate: device.matrix, style: "roof" }];
+    const roofs = [{ name: narrow ? "matrix" : `matrix, ${device.dtype}`, rate: device.matrix, style: "roof" }];
     if (device.vector !== device.matrix) roofs.push({ name: "vector", rate: device.vector, style: "roof vector-roof" });
     for (const roof of roofs) {
       const ridge = roof.rate / device.hbm;

@@ -151,7 +151,17 @@ function place(plan, frame, differs) {
   }
   const title = frame.parent ? textWidth(frameTitle(frame), 12, 600) + 60 : 0;
   frame.w = Math.max(width, title) + 2 * PAD;
+  if (title > width) shift(frame, edges, (title - width) / 2);
   frame.h = height + 2 * PAD + head;
+}
+
+// Moves what is in a frame to the right.
+function shift(frame, edges, by) {
+  for (const box of frame.children) box.x += by;
+  for (const edge of edges) {
+    edge.points = edge.points.map(([x, y]) => [x + by, y]);
+    if (edge.at) edge.at[0] += by;
+  }
 }
 
 function frameTitle(frame) {
@@ -188,7 +198,8 @@ class Pane {
     this.arrow = `url(#${this.svg.select("marker").attr("id")})`;
     this.view = this.svg.append("g");
     this.zoom = d3.zoom().scaleExtent([0.03, 2.5])
-      .filter((event) => (event.type === "wheel" ? event.ctrlKey || event.metaKey : !event.button))
+      // The wheel alone, and one finger, scroll the page.
+      .filter((event) => event.type === "wheel" ? event.ctrlKey || event.metaKey : event.touches ? event.touches.length > 1 : !event.button)
       .on("zoom", ({ transform }) => this.view.attr("transform", transform));
     this.svg.call(this.zoom).on("dblclick.zoom", null);
     this.svg.on("click", (event) => this.clicked(event))
@@ -313,6 +324,7 @@ class Pane {
 
   // --- What is selected ---
 
+  // Shows the selection. Returns the boxes with operations of a kernel that is selected in the other plan.
   mark() {
     const { plan, app, other } = this;
     if (!plan?.kernels.length) return;
@@ -324,9 +336,9 @@ class Pane {
     if (!selection) return;
     if (selection.plan !== plan) {
       if (selection.k >= 0 && selection.plan === other) {
-        for (const k of selection.plan.compare(plan)[selection.k].parts) {
-          this.elements.get(visibleBox(plan.boxes[k]))?.classed("also", true);
-        }
+        const also = selection.plan.compare(plan)[selection.k].parts.map((k) => visibleBox(plan.boxes[k]));
+        for (const box of also) this.elements.get(box)?.classed("also", true);
+        return also;
       }
       return;
     }
@@ -519,15 +531,21 @@ class Pane {
 
   // Moves the graph so that the box is in view; legibly if `near`.
   bringIntoView(box, near = false) {
-    const [width, height] = this.size;
     const transform = d3.zoomTransform(this.svg.node());
     if (near && transform.k < 0.7) {
       this.svg.call(this.zoom.scaleTo, 0.9);
       return this.centre(box);
     }
+    if (!this.sees(box)) this.centre(box);
+  }
+
+  // Whether the box, or the head of a frame, is in view.
+  sees(box) {
+    const [width, height] = this.size;
+    const transform = d3.zoomTransform(this.svg.node());
     const [left, top] = transform.apply([box.at.x, box.at.y]);
     const [right, bottom] = transform.apply([box.at.x + box.w, box.at.y + (box.open ? HEAD : box.h)]);
-    if (left < 0 || top < 0 || right > width || bottom > height) this.centre(box);
+    return left >= 0 && top >= 0 && right <= width && bottom <= height;
   }
 
   centre(box) {

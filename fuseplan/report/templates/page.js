@@ -51,6 +51,7 @@ class App {
     const options = () => plans.map(({ planner }, i) => h("option", { value: i }, planner));
     byId("plan").replaceChildren(...options());
     byId("beside").replaceChildren(h("option", { value: -1 }, "no other plan"), ...options());
+    byId("beside").parentElement.hidden = plans.length < 2;
     byId("plan").value = plans.length - 1;
     byId("beside").value = beside;
     this.choosePlans();
@@ -68,19 +69,20 @@ class App {
     showProof(byId("proof"), this.plan);
     showRefusals(byId("refused"), this.plan);
     const { refusals } = this.plan.data;
-    byId("kernels-title").textContent = `The ${counted(this.plan.kernels.length, "kernel")} of the ${this.plan.planner} plan`;
+    byId("kernels-title").textContent = `${this.plan.kernels.length === 1 ? "The kernel" : `The ${counted(this.plan.kernels.length, "kernel")}`} of the ${this.plan.planner} plan`;
     byId("refused-title").textContent = `${counted(refusals.length, "refused fusion")}, by kind`;
   }
 
   differences() {
     const { plan, other } = this;
-    if (!other) return [`${plan.planner} alone. Choose a second plan to see where they differ.`];
+    if (!other) return this.study.plans.length > 1 ? ["Choose a second plan to see where the two differ."] : [];
     const compared = plan.compare(other);
     const differing = compared.filter(({ same }) => same < 0).length;
     const scheduled = compared.filter((c) => c.scheduled).length;
     const same = compared.length - differing - scheduled;
     if (!differing) return [`The ${counted(compared.length, "kernel")} of ${plan.planner} and ${other.planner} have the same operations${scheduled ? `; ${countText(scheduled)} have another tile or grid` : ""}.`];
-    const words = [h("b", { class: "mark" }, "≠ "), `${countText(differing)} of the ${counted(compared.length, "kernel")} of ${plan.planner} are not in ${other.planner}`];
+    const whole = compared.length === 1 ? "The kernel" : `${countText(differing)} of the ${counted(compared.length, "kernel")}`;
+    const words = [h("b", { class: "mark" }, "≠ "), `${whole} of ${plan.planner} ${differing === 1 ? "is" : "are"} not in ${other.planner}`];
     if (same) words.push(`; ${countText(same)} are the same`);
     if (scheduled) words.push(`; ${countText(scheduled)} are the same with another tile or grid`);
     return [...words, "."];
@@ -113,7 +115,8 @@ class App {
         pane.bringIntoView(box, true);
         pane.focused(box);
       }
-      pane.mark();
+      const also = pane.mark();
+      if (also?.length && !also.some((box) => pane.sees(box))) pane.bringIntoView(also[0], true);
     }
     for (const view of this.views) view.mark();
   }

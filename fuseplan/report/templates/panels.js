@@ -234,7 +234,7 @@ class Details {
     const { reasons, cuts } = plan.data;
     if (!reasons) {
       const limit = document.getElementById("explorer").dataset.explained;
-      return [h("h4", {}, "Neighbours"), h("p", { class: "faint" }, `Reasons and other cuts were left out of this page: they are worked out for plans of up to ${limit} kernels in all of a program, from the last plan on. Plan.explain gives them for any two operations.`)];
+      return [h("h4", {}, "Neighbours"), h("p", { class: "faint" }, `Reasons and other cuts were left out of this page, which has them for the last plan of each program, and for others where there is room, up to ${limit} kernels. Plan.explain gives them for any two operations.`)];
     }
     const rows = [];
     let best = null;
@@ -337,7 +337,7 @@ class KernelTable {
     this.compared = other ? plan.compare(other) : null;
     const changed = this.compared?.filter(({ same }) => same < 0).length ?? 0;
     this.filter.hidden = !changed;
-    this.filter.lastChild.textContent = ` only the ${countText(changed)} that differ from the ${other?.planner} plan`;
+    this.filter.lastChild.textContent = ` only kernels that differ from the ${other?.planner} plan (${countText(changed)})`;
     if (!changed) this.only.checked = false;
     this.columns = [...COLUMNS];
     if (other) {
@@ -489,13 +489,23 @@ function showProof(host, plan) {
       ["planning", seconds ? `${took(seconds)}: ${proof.seconds.filter(([, s]) => s >= 0.001).map(([name, s]) => `${name} ${took(s)}`).join(", ")}` : ""],
     ]),
     parts.length ? h("h4", {}, "Bounds of components") : null,
-    parts.length ? h("div", { class: "scroll" }, h("table", { class: "small" },
-      h("thead", {}, h("tr", {}, ["bound of each, µs", "components", "operations in each", "cases"].map((name) => h("th", { scope: "col", class: "n" }, name)))),
-      h("tbody", {}, parts.map(([bound, count, size, cases]) => h("tr", {},
-        [timeText(bound), countText(count), size ? countText(size) : "", cases ? countText(cases) : ""].map((text) => h("td", { class: "n" }, text))))))) : null,
+    parts.length ? h("div", { class: "scroll" }, componentTable(parts)) : null,
     more > 0 ? h("p", { class: "faint" }, `and ${countText(more)} kinds of components with smaller bounds`) : null,
     proof.joint !== null ? h("p", {}, `Several components are bound together: ${timeText(proof.joint)} µs.`) : null,
   ].filter(Boolean));
+}
+
+// Columns without any figure are left out.
+function componentTable(parts) {
+  const columns = [
+    ["bound of each, µs", ([bound]) => timeText(bound)],
+    ["components", ([, count]) => countText(count)],
+    ["operations in each", ([, , size]) => (size ? countText(size) : "")],
+    ["cases", ([, , , cases]) => (cases ? countText(cases) : "")],
+  ].filter(([, text]) => parts.some(text));
+  return h("table", { class: "small narrow" },
+    h("thead", {}, h("tr", {}, columns.map(([name]) => h("th", { scope: "col", class: "n" }, name)))),
+    h("tbody", {}, parts.map((part) => h("tr", {}, columns.map(([, text]) => h("td", { class: "n" }, text(part)))))));
 }
 
 function showRefusals(host, plan) {
