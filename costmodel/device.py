@@ -70,9 +70,6 @@ class DeviceSpec:
             two fields contradict each other. ``dataclasses.replace`` checks the fields, too.
     """
 
-    cost_model: ClassVar[Any] = None
-    """The user's cost model, a ``costmodel.model.CostModel``, of a device that has one."""
-
     name: str
     description: str
     platform: str
@@ -133,6 +130,8 @@ class DeviceSpec:
     sources: tuple[tuple[str, str], ...] = ()
     """Pairs of a field and the source of its figure. The rate of one dtype is ``matrix_flops_per_s.DTYPE``.
     The source of a figure that is neither measured nor published starts with ``assumed``."""
+    cost_model: ClassVar[Any] = None
+    """The user's cost model, a ``costmodel.model.CostModel``, of a device that has one."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
 from costmodel.device import DeviceSpec
@@ -35,13 +35,16 @@ class CostModel(Protocol):
         >>> from dataclasses import replace
         >>> class TwiceHbm(CostModel):
         ...     '''As fuseplan's model, with bytes of HBM at twice their time.'''
+        ...     at_least_estimated = True
         ...     def cost(self, graph, kernel, device, estimated):
         ...         return replace(estimated, memory_ps=2 * estimated.memory_ps)
-        ...     def floor_ps(self, graph, nodes, device, estimated_ps):
-        ...         return estimated_ps  # no kernel takes less than by fuseplan's model
         >>> TwiceHbm().name
         'TwiceHbm'
     """
+
+    at_least_estimated: bool = False
+    """Whether no kernel takes less than by fuseplan's own model, whose lower bounds then hold: the search is
+    shorter, and larger programs are proven."""
 
     @property
     def name(self) -> str:
@@ -67,7 +70,8 @@ class CostModel(Protocol):
     def floor_ps(self, graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int) -> int:
         """A lower bound, in picoseconds, on the time of ``nodes`` however they are divided into kernels.
 
-        0, the default, always holds. A tighter bound makes the search shorter, and proves larger programs.
+        0 always holds. A tighter bound makes the search shorter, and proves larger programs. The default is
+        ``estimated_ps`` if ``at_least_estimated``, and otherwise 0.
 
         Args:
             graph: the operations and values of the program. Copies of one operation (``Graph.origins``) may
@@ -77,7 +81,7 @@ class CostModel(Protocol):
             estimated_ps: such a bound by fuseplan's own model; sometimes one on ``nodes`` as one kernel, and
                 then the result is about that, too.
         """
-        return 0
+        return estimated_ps if self.at_least_estimated else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,8 @@ def with_cost_model(device: DeviceSpec, model: CostModel | None) -> DeviceSpec:
         return plain_device(device)
     if isinstance(model, type) or not isinstance(model, CostModel) or not isinstance(model.name, str):
         raise CostModelError(
-            "expected a cost model, an object with name, cost and floor_ps (see fuseplan.CostModel), "
-            f"got {model!r}"
+            "expected a cost model, an object with name, cost, floor_ps and at_least_estimated (see "
+            f"fuseplan.CostModel), got {model!r}"
         )
     try:
         hash(model)
@@ -123,13 +127,16 @@ def with_cost_model(device: DeviceSpec, model: CostModel | None) -> DeviceSpec:
 
 
 _PARTS = tuple(field.name for field in fields(Cost) if field.name.endswith("_ps"))
+_FACTS = tuple(field.name for field in fields(Cost) if field.name not in _PARTS)
+_parts_of, _facts_of = attrgetter(*_PARTS), attrgetter(*_FACTS)
 
 
 def modelled_cost(graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimated: Cost) -> Cost:
     """The cost of a kernel by the model of a ``ModelledDevice``.
 
     Raises:
-        CostModelError: the model raised an exception, or returned no ``Cost`` of whole picoseconds.
+        CostModelError: the model raised an exception, or returned no ``Cost`` of whole picoseconds, or less
+            than it promises.
     """
     model = device.cost_model
     assert model is not None
@@ -141,14 +148,23 @@ def modelled_cost(graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimate
         ) from error
     if not isinstance(found, Cost):
         raise CostModelError(f"{_asked(model, 'cost', graph, kernel.nodes)} should be a Cost, got {found!r}")
-    for part in _PARTS:
-        _check_whole(getattr(found, part), f"{part} of {_asked(model, 'cost', graph, kernel.nodes)}")
-    facts = {
-        field.name: getattr(estimated, field.name)
-        for field in dataclasses.fields(Cost)
-        if field.name not in _PARTS
-    }
-    return replace(found, **facts)
+    parts = dict(zip(_PARTS, _parts_of(found), strict=True))
+    for part, figure in parts.items():
+        if not _is_whole(figure):
+            raise _no_whole(f"{part} of {_asked(model, 'cost', graph, kernel.nodes)}", figure)
+    if model.at_least_estimated and found.time_ps < estimated.time_ps:
+        raise CostModelError(
+            f"{_asked(model, 'cost', graph, kernel.nodes)} is {found.time_ps:,} ps, less than the "
+            f"{estimated.time_ps:,} ps of fuseplan's model, though at_least_estimated is true: set it to "
+            "False"
+        )
+    facts = dict(zip(_FACTS, _facts_of(estimated), strict=True))
+    return Cost(**parts, **facts)
+
+
+def has_partial_bounds(device: DeviceSpec) -> bool:
+    """Whether ``costmodel.partial_floor`` holds for the prices of a device."""
+    return device.cost_model is None or bool(device.cost_model.at_least_estimated)
 
 
 def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, estimated_ps: int) -> int:
@@ -165,15 +181,17 @@ def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, es
         raise CostModelError(
             f"{_asked(model, 'floor_ps', graph, nodes)} raised {type(error).__name__}: {error}"
         ) from error
-    _check_whole(found, _asked(model, "floor_ps", graph, nodes))
+    if not _is_whole(found):
+        raise _no_whole(_asked(model, "floor_ps", graph, nodes), found)
     return int(found)
 
 
-def _check_whole(figure: object, what: str) -> None:
-    if type(figure) is not int or figure < 0:
-        raise CostModelError(
-            f"{what} should be whole picoseconds, at least 0 (round by int()), got {figure!r}"
-        )
+def _is_whole(figure: object) -> bool:
+    return type(figure) is int and figure >= 0
+
+
+def _no_whole(what: str, figure: object) -> CostModelError:
+    return CostModelError(f"{what} should be whole picoseconds, at least 0 (round by int()), got {figure!r}")
 
 
 def _asked(model: CostModel, method: str, graph: Graph, nodes: Sequence[int]) -> str:

@@ -276,8 +276,8 @@ def calibrate(
 ) -> None:
     """Measure this machine's CPU anew, and keep the figures.
 
-    It takes some ten seconds when the machine is idle. A figure is taken when its timings agree. Exit code 1: some did not in time;
-    they keep the values of an earlier measurement, or stay assumed.
+    It takes some ten seconds when the machine is idle. A figure is taken when its timings agree. Exit code
+    1: some did not in time; they keep the values of an earlier measurement, or stay assumed.
     """
 
 

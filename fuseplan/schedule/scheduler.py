@@ -7,6 +7,7 @@ tile must fit on chip.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
@@ -18,6 +19,7 @@ from costmodel.device import DeviceSpec
 from costmodel.floor import Floor, floor_of
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
+from costmodel.model import has_partial_bounds, plain_device
 from costmodel.onchip import KernelFootprint, largest_block
 from costmodel.partial_floor import PartialFloor
 from costmodel.roofline import Work, estimate, work_of
@@ -105,22 +107,32 @@ class _Form:
         if not choice_of_tile or (cost.time_ps <= floor_ps and not self.work.products):
             yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, largest
             return
-        if self._device.cost_model is not None:
-            yield from self._own_costs()
-            return
         order = [a for a, _, _ in self._make_spec.order]
         rows = np.array([self.tilings[k] for k in self._possible], dtype=np.int64)[:, order]
-        found = tiling_costs(self._graph, self._some_spec, self._device, rows, self._footprint, self.work)
+        device = plain_device(self._device)
+        found = tiling_costs(self._graph, self._some_spec, device, rows, self._footprint, self.work)
+        if self._device.cost_model is not None:
+            by_estimate = sorted(zip(found.time_ps, found.hbm_bytes, found.rows, strict=True))
+            yield from self._modelled_costs(by_estimate)
+            return
         every = zip(found.time_ps, found.hbm_bytes, found.onchip_bytes, found.rows, strict=True)
         for time_ps, hbm_bytes, onchip_bytes, row in every:
             yield time_ps, hbm_bytes, onchip_bytes, self._possible[row]
 
-    def _own_costs(self) -> Iterator[tuple[int, int, int, int]]:
-        """As ``costs``, of every tiling that fits, by the device's cost model."""
-        for k in self._possible:
-            if self._fits(k):
-                cost = self.kernel(k).cost
-                yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, k
+    def _modelled_costs(
+        self, by_estimate: Sequence[tuple[int, int, int]]
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """As ``costs``, by the device's cost model. ``by_estimate`` has the time of each tiling by fuseplan's
+        own, ascending, and its bytes of HBM: a model that promises no less need not be asked about slower
+        ones."""
+        best: tuple[float, int] = (math.inf, 0)
+        for estimated_ps, hbm_bytes, row in by_estimate:
+            if has_partial_bounds(self._device) and (estimated_ps, hbm_bytes) >= best:
+                return
+            k = self._possible[row]
+            cost = self.kernel(k).cost
+            best = min(best, (cost.time_ps, cost.hbm_bytes))
+            yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, k
 
     def leaves_room(self, other: _Form) -> bool:
         """Whether some tiling of ``other`` may fit, which streams an axis that is resident in this schedule.
@@ -262,8 +274,9 @@ class Scheduler(Pricing):
         return self._loops is not None and self._loops.has(nodes)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
-        """As ``Pricing.partial_floor``; None if masked tiles may be skipped, and by a user's cost model."""
-        if self.device.cost_model is not None:
+        """As ``Pricing.partial_floor``; None if masked tiles may be skipped, or a user's cost model may have
+        lower prices."""
+        if not has_partial_bounds(self.device):
             return None
         skips = self.skips_tiles(tuple(sorted(n for nodes in members for n in nodes)))
         return None if skips else PartialFloor(self._floor, members)

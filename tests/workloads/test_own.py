@@ -73,7 +73,7 @@ def test_a_file_is_read_anew(folder):
     load_workload("theirs/programs.py:good")
     (folder / "programs.py").write_text(SOURCE.replace("def good", "def better"))
     assert load_workload("theirs/programs.py:better").build()
-    with pytest.raises(UnknownNameError, match=r"did you mean theirs/programs\.py:better\?"):
+    with pytest.raises(UnknownNameError, match=r"there are theirs/programs\.py:better"):
         load_workload("theirs/programs.py:good")
 
 

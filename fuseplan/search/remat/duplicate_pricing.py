@@ -15,6 +15,7 @@ from costmodel.axes import Conflict
 from costmodel.floor import floor_of
 from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
+from costmodel.model import has_partial_bounds
 from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
@@ -79,7 +80,7 @@ class DuplicatePricing(Pricing):
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
         """As ``Scheduler.partial_floor``."""
-        if self._scheduler.device.cost_model is not None:
+        if not has_partial_bounds(self._scheduler.device):
             return None
         skips = self._scheduler.skips_tiles(self._once([n for nodes in members for n in nodes]))
         return None if skips else PartialFloor(self._floor, members)
