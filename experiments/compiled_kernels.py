@@ -11,8 +11,7 @@ import jax
 import fuseplan
 from costmodel import DeviceSpec, KernelSpec
 from experiments.compiled_rows import DEADLINE_S, ENDED, NOT_ASKED, Row, Task, compiler_versions
-from experiments.compiler_reports import TpuReport, gpu_report, tpu_report
-from fuseplan.extend import Lowered, emit, kernel_name, read_refusal
+from fuseplan.extend import Lowered, TpuReport, emit, gpu_report, kernel_name, read_refusal, tpu_report
 from fuseplan.workloads import get_workload
 
 

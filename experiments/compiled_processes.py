@@ -18,7 +18,7 @@ from pathlib import Path
 
 from experiments.compiled_kernels import steps_of
 from experiments.compiled_rows import ENDED, Row, Task
-from experiments.compiler_reports import dump_cycles
+from fuseplan.extend import dump_cycles
 
 LIMIT_S = 600.0
 """libtpu takes minutes for the cycles of some kernels of ours, and of XLA's."""

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from experiments.rows import parsed
+from fuseplan.bench import parsed_row
 
 Task = tuple[str, str, str]
 """A workload, a device and a dtype."""
@@ -98,7 +98,7 @@ def kept_rows(path: Path | None, versions: set[str], with_cycles: bool) -> dict[
     broken: set[Task] = set()
     with path.open(newline="", encoding="utf-8") as file:
         for record in csv.DictReader(file):
-            row = parsed(Row, record)
+            row = parsed_row(Row, record)
             if row is None or row.versions not in versions:
                 broken.add((record["workload"], record["device"] or "", record["dtype"] or ""))
             elif with_cycles and row.no_cycles == NOT_ASKED:

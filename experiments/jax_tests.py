@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from experiments.rows import RowFile
-from fuseplan.bench import machine_columns, print_table
+from fuseplan.bench import RowFile, machine_columns, print_table
 
 FILES = (
     "api_test", "custom_api_test", "lax_control_flow_test", "pjit_test", "nn_test", "random_test",

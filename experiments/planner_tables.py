@@ -1,18 +1,16 @@
-"""Tables of the rows of ``experiments.greedy_vs_solver``, and a plot of each plan's time over the
-solver's."""
+"""Tables of a study's rows, and a plot of each plan's time over the solver's."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fuseplan.bench import time_text, write_text
+import fuseplan
+from fuseplan.bench import time_text, with_ratios, write_text
 
 AS_FAST = 1.001
 """Plans within a thousandth are as fast."""
@@ -21,17 +19,12 @@ Table = tuple[str, list[str], list[list[str]]]
 """A title, a head and rows."""
 
 
-def frame_of(rows: Sequence[Any]) -> pd.DataFrame:
+def frame_of(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows, with ``over_solver``, the modelled time over that of the solver's plan: of planners with the
     same rewrites. ``traced_over_solver`` is as that, of the plan of the program as traced; ``rewriting`` is
     the one over the other, what rewriting gains the planner."""
-    frame = pd.DataFrame([asdict(row) for row in rows])
-    key = ["workload", "device", "dtype"]
-    solver = frame[frame.planner == "solver"].set_index(key).time_us
-    frame["over_solver"] = frame.time_us / frame.set_index(key).index.map(solver.to_dict()).to_numpy(float)
-    frame["rewriting"] = frame.unrewritten_us.astype(float) / frame.time_us.astype(float)
-    frame["traced_over_solver"] = frame.over_solver * frame.rewriting
-    return frame
+    names = {"over_baseline": "over_solver", "traced_over_baseline": "traced_over_solver"}
+    return with_ratios(rows, "solver").rename(columns=names)
 
 
 def panels(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -40,7 +33,7 @@ def panels(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
         yield str(device), str(dtype), part
 
 
-def short_table(rows: Sequence[Any]) -> Iterator[Table]:
+def short_table(rows: pd.DataFrame) -> Iterator[Table]:
     """For each device and dtype, a row a planner: how its plans compare with the solver's."""
     frame = frame_of(rows)
     head = [
@@ -76,7 +69,7 @@ def short_table(rows: Sequence[Any]) -> Iterator[Table]:
         yield f"{device}, {dtype}: {part.workload.nunique()} workloads", head, lines
 
 
-def tables(rows: Sequence[Any], command: str, versions: str, date: str) -> str:
+def tables(rows: pd.DataFrame, command: str, versions: str, date: str) -> str:
     """All of it as Markdown."""
     frame = frame_of(rows)
     text = [
@@ -161,57 +154,13 @@ def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
 
 
-_MARKS = "osD^v<>PX*"
-_MOST = 16.0
-"""Plans that take longer are drawn at the edge."""
-
-
-def plot(rows: Sequence[Any], path: Path) -> None:
-    """Write an SVG with a panel for each device, a line for each workload and a mark for each planner
-    (hollow: its plan of the program as traced). A mark left of 1 is a plan faster than the solver's."""
+def plot(rows: pd.DataFrame, path: Path) -> None:
+    """Write ``fuseplan.study_figure`` as SVG; nothing if there is no plan of the solver."""
     import matplotlib
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "greedy_vs_solver"
-    from matplotlib import pyplot
-
-    frame = frame_of(rows).dropna(subset=["over_solver"])
-    parts = list(panels(frame))
-    workloads = list(dict.fromkeys(frame.workload))[::-1]
-    place = {name: i for i, name in enumerate(workloads)}
-    planners = [planner for planner in dict.fromkeys(frame.planner) if planner != "solver"]
-    size = (2.2 + 2.6 * max(len(parts), 1), 1.4 + 0.2 * len(workloads))
-    figure, axes = pyplot.subplots(
-        1, max(len(parts), 1), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    colours = matplotlib.colormaps["tab10"]
-    for axis, (device, dtype, part) in zip(axes[0], parts, strict=False):
-        for i, planner in enumerate(planners):
-            own = part[part.planner == planner]
-            moved, colour = own[own.rewriting > AS_FAST], colours(i % 10)
-            axis.scatter(
-                moved.traced_over_solver.clip(upper=_MOST), [place[name] for name in moved.workload], s=16,
-                linewidths=0.6, marker=_MARKS[i % len(_MARKS)], facecolors="none", edgecolors=[colour],
-            )  # fmt: skip
-            axis.scatter(
-                own.over_solver.clip(upper=_MOST), [place[name] for name in own.workload], s=16, alpha=0.8,
-                linewidths=0, marker=_MARKS[i % len(_MARKS)], color=colour, label=planner,
-            )  # fmt: skip
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_xscale("log", base=2)
-        axis.set_xlim(right=_MOST * 1.1)
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_title(f"{device}, {dtype}", fontsize=9)
-        axis.grid(axis="y", linewidth=0.3)
-        axis.tick_params(labelsize=7)
-    axes[0][0].set_yticks(range(len(workloads)), workloads, fontsize=7)
-    axes[0][0].set_ylim(-0.8, len(workloads) - 0.2)
-    figure.supxlabel(
-        f"modelled time over the solver's plan (at most {_MOST:g} are drawn; hollow: as traced)", fontsize=8
-    )
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=7, frameon=False)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
+    if rows[rows.planner == "solver"].time_us.isna().all():
+        return
+    with matplotlib.rc_context({"svg.hashsalt": "greedy_vs_solver"}):
+        text = io.StringIO()
+        fuseplan.study_figure(rows).savefig(text, format="svg", metadata={"Date": None})
     write_text(path, text.getvalue())

@@ -1,9 +1,11 @@
-"""Regenerate or check the outputs and tables of the README and of ``docs``, from commands and result files.
+"""Regenerate or check the outputs, tables and figures of the README and of ``docs``, from commands and result
+files.
 
     python -m experiments.readme --check     # list what differs from what would be made now
     python -m experiments.readme --write     # regenerate it in place
+    python -m experiments.readme --write --figures     # the figures alone; or --tables
 
-Three rules, which ``tests/project/test_readme.py`` holds:
+``FIGURES`` lists the figures. Three rules, which ``tests/project/test_readme.py`` holds:
 
 - A ``sh`` block that a ``text`` block follows is run, and what it prints is that block. Only seconds of
   planning may differ. A ``sh`` block without one is a command of CI (``RUN_BY_CI``).
@@ -15,6 +17,7 @@ Three rules, which ``tests/project/test_readme.py`` holds:
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import math
 import operator
@@ -28,11 +31,22 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import fuseplan
 from costmodel import DEVICES
-from experiments.rows import results_lines
+from experiments.planner_tables import plot
 from fuseplan import planner_names
-from fuseplan.bench import DIVERGENCE_FACTOR, are_apart, bytes_text, price_lines, time_text
+from fuseplan.bench import (
+    DIVERGENCE_FACTOR,
+    are_apart,
+    bytes_text,
+    price_lines,
+    results_lines,
+    time_text,
+    write_text,
+)
+from fuseplan.workloads import get_workload
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -664,6 +678,77 @@ def with_outputs(text: str) -> str:
     return text
 
 
+# --- figures ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure of the README, of ``docs`` or of a study."""
+
+    draw: Callable[[Path], None]
+    """Write the figure to a file."""
+    is_exact: bool
+    """Whether it is the same with every version of Matplotlib, so that ``--check`` compares it."""
+
+
+def _plan_shown() -> fuseplan.Plan:
+    """The plan that the README's picture and the figures of ``docs`` show."""
+    f, args = get_workload("gpt2_block").build()
+    plan: fuseplan.Plan = fuseplan.make_plan(f, device="h200", deadline_s=300)(*args)
+    return plan
+
+
+def _draw_plan(path: Path) -> None:
+    _plan_shown().to_svg(path, "A transformer block of GPT-2 on an H200, modelled")
+
+
+def _draw_roofline(path: Path) -> None:
+    _save(_plan_shown().roofline_figure(), path)
+
+
+def _draw_timeline(path: Path) -> None:
+    _save(_plan_shown().timeline_figure(), path)
+
+
+def _draw_study(path: Path) -> None:
+    plot(fuseplan.read_frame(RESULTS / "greedy_vs_solver.csv"), path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a figure as SVG, the same for the same figure."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    write_text(path, text.getvalue())
+
+
+FIGURES = {
+    "docs/images/plan.svg": Picture(_draw_plan, is_exact=True),
+    "docs/images/roofline.svg": Picture(_draw_roofline, is_exact=False),
+    "docs/images/timeline.svg": Picture(_draw_timeline, is_exact=False),
+    "experiments/results/greedy_vs_solver.svg": Picture(_draw_study, is_exact=False),
+}
+"""By their paths in the repository."""
+
+
+def stale_figures() -> list[str]:
+    """The paths of the figures that are missing, or are not what would be drawn now."""
+    stale = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, picture in FIGURES.items():
+            there = ROOT / name
+            if there.is_file() and not picture.is_exact:
+                continue
+            new = Path(folder) / Path(name).name
+            if there.is_file():
+                picture.draw(new)
+            if not there.is_file() or new.read_text() != there.read_text():
+                stale.append(name)
+    return stale
+
+
 # --- numbers in sentences --------------------------------------------------------------------
 
 
@@ -705,15 +790,24 @@ def loose_numbers(text: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the pages, or regenerate them."""
+    """Check the pages and figures, or regenerate them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--check", action="store_true", help="exit with 1 if a page would change")
     mode.add_argument("--write", action="store_true", help="write the pages anew")
-    parser.add_argument("--tables", action="store_true", help="tables only: no command is run")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--tables", action="store_true", help="tables only: no command is run")
+    some.add_argument("--figures", action="store_true", help="figures only")
     options = parser.parse_args(argv)
     stale = 0
-    for page in documents():
+    if not options.tables:
+        for name in FIGURES if options.write else stale_figures():
+            stale += 1
+            if options.write:
+                (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+                FIGURES[name].draw(ROOT / name)
+            print(f"{name} {'written' if options.write else 'is not what would be drawn now'}")
+    for page in () if options.figures else documents():
         text = page.read_text()
         new = with_tables(text, page)
         if not options.tables:

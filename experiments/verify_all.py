@@ -20,9 +20,8 @@ from pathlib import Path
 import fuseplan
 from costmodel import DEVICES, DeviceSpec, backends_of, get_device
 from experiments.greedy_vs_solver import ZOO
-from experiments.rows import RowFile
 from fuseplan import FuseplanError, InvalidPlanError, Plan
-from fuseplan.bench import machine_columns, print_table, progress
+from fuseplan.bench import RowFile, machine_columns, print_table, progress
 from fuseplan.extend import Lowered, lower, trace
 from fuseplan.workloads import get_workload
 

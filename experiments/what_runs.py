@@ -18,8 +18,7 @@ from pathlib import Path
 
 import fuseplan
 from experiments.greedy_vs_solver import ZOO
-from experiments.rows import RowFile
-from fuseplan.bench import count_compiled_kernels, machine_columns, print_table, progress
+from fuseplan.bench import RowFile, count_compiled_kernels, machine_columns, print_table, progress
 from fuseplan.workloads import get_workload
 
 DEVICES = ("h200", "tpu_v5e")

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from fuseplan.plan.options import Features
     from fuseplan.planners import planner_names, register_planner
     from fuseplan.public_plan import Plan
+    from fuseplan.report.columns import COLUMNS
+    from fuseplan.report.figures import study_figure
+    from fuseplan.report.frames import read_frame
+    from fuseplan.studies import study
     from fuseplan.support.errors import (
         CompilerRefusalWarning,
         ConstraintError,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "COLUMNS",
     "CompilerRefusalWarning",
     "ConstraintError",
     "Constraints",
@@ -66,20 +71,27 @@ __all__ = [
     "jit",
     "make_plan",
     "planner_names",
+    "read_frame",
     "register_planner",
     "register_rule",
+    "study",
+    "study_figure",
 ]
 
 _MODULE_OF = dict.fromkeys(__all__, "fuseplan.support.errors") | {
     **dict.fromkeys(("JitFused", "compare", "devices", "jit", "make_plan"), "fuseplan.api"),
     **dict.fromkeys(("planner_names", "register_planner"), "fuseplan.planners"),
+    "COLUMNS": "fuseplan.report.columns",
     "Constraints": "fuseplan.plan.constraints",
     "CostModel": "costmodel.model",
     "DeviceSpec": "costmodel.device",
     "Features": "fuseplan.plan.options",
     "Kernel": "fuseplan.plan.fusion_plan",
     "Plan": "fuseplan.public_plan",
+    "read_frame": "fuseplan.report.frames",
     "register_rule": "fuseplan.frontend.ops",
+    "study": "fuseplan.studies",
+    "study_figure": "fuseplan.report.figures",
 }
 
 try:

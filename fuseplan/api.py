@@ -24,7 +24,8 @@ from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.public_plan import Plan
-from fuseplan.report.frames import compare_frame, devices_frame
+from fuseplan.report.comparison import Timing
+from fuseplan.report.frames import compare_frame, devices_frame, joined_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
 from fuseplan.runtime.background import InBackground
 from fuseplan.runtime.bind import fuse
@@ -504,7 +505,7 @@ def make_plan(
 def compare(
     f: Callable[..., Any] | Lowered,
     *,
-    device: str | DeviceSpec | None = None,
+    device: str | DeviceSpec | Sequence[str | DeviceSpec] | None = None,
     planners: Sequence[str] | None = None,
     deadline_s: float = DEFAULT_DEADLINE_S,
     constraints: Constraints | None = None,
@@ -527,6 +528,9 @@ def compare(
     - ``status``, ``notes``: ``NONE`` and the reason if there is no plan.
     - ``assumed``: the figures of the device that are neither measured nor published.
 
+    ``fuseplan.COLUMNS["compare"]`` has the dtype and unit of each. With a list of devices, the frame has the
+    rows of each in turn, with a column ``device`` in front; ratios are to the baseline on the same device.
+
     ``f`` may also be a program that ``fuseplan.extend.lower`` has made; the function then takes no arguments.
     ``cost_model``: as for ``make_plan``.
 
@@ -536,8 +540,8 @@ def compare(
     leaves to it in its own way: on a CPU, all plans without tiled loops run the program of ``jax.jit``.
 
     Raises:
-        InvalidArgumentError: there are no planners, or ``measure=True`` is given for another device than this
-            one or without arrays.
+        InvalidArgumentError: there are no planners or devices, or ``measure=True`` is given for another
+            device than this one or without arrays.
         UnknownNameError: a planner or device is unknown.
         MismatchError: the results of a measured program differ from those of ``jax.jit``.
 
@@ -547,32 +551,49 @@ def compare(
         >>> frame = compare(jax.nn.softmax, device="h200", planners=("unfused", "xla_priority", "solver"))(x)
         >>> frame.kernels.tolist()
         [9, 3, 1]
+        >>> frame = compare(jax.nn.softmax, device=["h200", "tpu_v5e"], planners=["solver"])(x)
+        >>> frame[["device", "kernels"]].values.tolist()
+        [['h200', 1], ['tpu_v5e', 1]]
     """
     if not isinstance(f, Lowered):
         _require_function("fuseplan.compare", f)
     elif measure:
         raise InvalidArgumentError("measure=True runs the function: pass it instead of its lowered program")
-    names = [planners] if isinstance(planners, str) else planners
-    names = default_planners(resolve_device(device)) if names is None else tuple(names)
-    if not names:
+    chosen = [planners] if isinstance(planners, str) else planners
+    if chosen is not None and not chosen:
         raise InvalidArgumentError("planners expects one or more names, got none; leave it out for all")
+    several = isinstance(device, (list, tuple))
+    given: list[Any] = list(device) if isinstance(device, (list, tuple)) else [device]
+    if not given:
+        raise InvalidArgumentError("device expects one or more devices, got none; leave it out for this one")
     options = [
-        make_options(device, name, deadline_s, False, constraints, features, cost_model=cost_model)
-        for name in names
+        [
+            make_options(of_device, name, deadline_s, False, constraints, features, cost_model=cost_model)
+            for name in (default_planners(of_device) if chosen is None else chosen)
+        ]
+        for of_device in map(resolve_device, given)
     ]
+
+    def frame_of(lowered: Lowered, time: Callable[..., Sequence[Timing] | None]) -> pd.DataFrame:
+        frames = []
+        for of_device in options:
+            rows = [compare_plan(lowered, option) for option in of_device]
+            name = of_device[0].device.name if several else None
+            frames.append(compare_frame(rows, time(of_device, rows), name))
+        return frames[0] if len(frames) == 1 else joined_frame(frames)
+
     if isinstance(f, Lowered):
         program = f
-        return lambda: compare_frame([compare_plan(program, option) for option in options])
+        return lambda: frame_of(program, lambda *_: None)
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
         if measure:
-            require_measurable(options, args, kwargs)
+            require_measurable([option for of_device in options for option in of_device], args, kwargs)
         lowered = lower(trace(f, *args, **kwargs))
-        rows = [compare_plan(lowered, option) for option in options]
-        if not measure:
-            return compare_frame(rows)
-        return compare_frame(rows, [*time_rows(f, args, kwargs, options, rows)])
+        return frame_of(
+            lowered, lambda options, rows: [*time_rows(f, args, kwargs, options, rows)] if measure else None
+        )
 
     return compared
 

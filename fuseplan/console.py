@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,6 +121,71 @@ def progress(total: int) -> Iterator[Steps]:
         )
         with bar:
             yield Steps(bar, bar.add_task("", total=total), planning)
+
+
+class Board:
+    """Progress through a known number of steps, of which several run at a time."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[str, Callable[[], str]]] = {}
+
+    def start(self, key: int, text: str, progress: Callable[[], str]) -> None:
+        """Show ``text`` as a running step, followed at each moment by what ``progress`` returns."""
+        self._running[key] = text, progress
+
+    def done(self, key: int) -> None:
+        """Advance by one step."""
+        self._running.pop(key, None)
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each running step."""
+        running = list(self._running.values())
+        return [f"{text}  {progress()}".rstrip() for text, progress in running]
+
+
+class _LiveBoard(Board):
+    """A ``Board`` on a terminal: the running steps above a bar with the steps done and the time left."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        from rich import progress as rich_progress
+
+        self._bar = rich_progress.Progress(
+            rich_progress.TextColumn("planned"),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TimeElapsedColumn(),
+            rich_progress.TextColumn("left"),
+            rich_progress.TimeRemainingColumn(),
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def done(self, key: int) -> None:
+        super().done(key)
+        self._bar.advance(self._task)
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        lines = [Text(line, overflow="ellipsis", no_wrap=True) for line in self.lines]
+        return Group(*lines, self._bar.get_renderable())
+
+
+@contextmanager
+def board(total: int) -> Iterator[Board]:
+    """Show the running steps and a bar on stderr while the block runs; nothing if stderr is no terminal."""
+    if not sys.stderr.isatty() or not total:
+        yield Board()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    shown = _LiveBoard(total)
+    with Live(shown, console=Console(stderr=True), transient=True, refresh_per_second=4):
+        yield shown
 
 
 @contextmanager

@@ -17,7 +17,9 @@ To study:
 - a kernel of a plan: ``emit(kernel.spec, plan.lowered)`` is a function of arrays, and ``kernel_name`` its
   name in profiles;
 - a compiler: ``compile_for`` compiles a function for a device that is not present, or raises
-  ``MissingCompilerError``, and ``read_refusal`` finds the reason in the error that a compiler raises.
+  ``MissingCompilerError``, and ``read_refusal`` finds the reason in the error that a compiler raises;
+  ``gpu_report`` and ``tpu_report`` return the registers, spills and memory of a compiled kernel, and inside
+  ``dump_cycles`` the second knows its cycles.
 
 Example:
     >>> import jax, jax.numpy as jnp, fuseplan
@@ -61,6 +63,13 @@ from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
 from fuseplan.support.errors import Verdict
 from fuseplan.targets.compile_only import MissingCompilerError, compile_for
+from fuseplan.targets.compiler_reports import (
+    GpuReport,
+    TpuReport,
+    dump_cycles,
+    gpu_report,
+    tpu_report,
+)
 
 __all__ = [
     "Access",
@@ -73,6 +82,7 @@ __all__ = [
     "DeviceSpec",
     "DimRole",
     "Flops",
+    "GpuReport",
     "Graph",
     "Grouping",
     "Kernel",
@@ -92,15 +102,18 @@ __all__ = [
     "SolutionCache",
     "Space",
     "Tile",
+    "TpuReport",
     "Value",
     "Verdict",
     "backend_names",
     "backend_of",
     "compile_for",
+    "dump_cycles",
     "elementwise",
     "emit",
     "get_device",
     "get_planner",
+    "gpu_report",
     "graph_colouring",
     "kernel_name",
     "lower",
@@ -112,6 +125,7 @@ __all__ = [
     "register_planner",
     "register_rule",
     "rules",
+    "tpu_report",
     "trace",
     "using_cache",
 ]

@@ -132,6 +132,15 @@ def plan(
     max_peak_bytes: MaxPeak = None,
     max_group_size: MaxGroup = None,
     max_kernel_args: MaxArgs = None,
+    show_kernel: Annotated[
+        int | None,
+        typer.Option(
+            "--show-kernel", metavar="K", min=0, help="Print the code of kernel K, and nothing else."
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="With --show-kernel: as compiled (extra aot).")
+    ] = False,
     out: Out = None,
     json: Json = False,
 ) -> None:

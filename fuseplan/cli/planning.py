@@ -19,7 +19,7 @@ from fuseplan.pipeline import plan_function
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels
-from fuseplan.public_plan import Plan
+from fuseplan.public_plan import Plan, PlanKernel
 from fuseplan.report.comparison import Compared, Timing, baseline_of, divergence_lines, gains_text, speed_up
 from fuseplan.report.frames import compare_frame, records
 from fuseplan.report.page import Page, Study, write_page
@@ -48,10 +48,14 @@ def plan(
     max_peak_bytes: int | None,
     max_group_size: int | None,
     max_kernel_args: int | None,
+    show_kernel: int | None,
+    compiled: bool,
     out: Path | None,
     json: bool,
 ) -> None:
     """``fuseplan plan``."""
+    if compiled and show_kernel is None:
+        raise InvalidArgumentError("--compiled shows a compiled kernel: add --show-kernel K")
     load_planners(planner_module)
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     names = [] if peers is None else names_in(peers, "--peers")
@@ -59,14 +63,28 @@ def plan(
     result = _plan(
         workload, dtype, small, make_options(chosen, planner, deadline, strict, constraints, peers=names)
     )
+    shown = None if show_kernel is None else _kernel(result, show_kernel)
     if out is not None:
         write_text(out, result.to_json())
+    if shown is not None:
+        print(shown.code(compiled), end="")
+        return
     if json:
         print(result.to_json())
         return
     print(f"{result}\n\n{result.summary()}")
     if result.refusals:
         print("\nrefused fusions, by kind", *result.refusals, sep="\n  ")
+
+
+def _kernel(plan: Plan, number: int) -> PlanKernel:
+    if number >= len(plan.kernels):
+        raise InvalidArgumentError(
+            f"--show-kernel expects the number of a kernel from 0 to {len(plan.kernels) - 1}, got {number}"
+            if plan.kernels
+            else "--show-kernel expects a plan with kernels, and this one has none"
+        )
+    return plan.kernels[number]
 
 
 def _plan(workload: str, dtype: str, small: bool, options: Options) -> Plan:

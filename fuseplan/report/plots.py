@@ -6,17 +6,14 @@ The rooflines need Matplotlib (the extra ``report``).
 from __future__ import annotations
 
 import io
-import math
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from costmodel.kernel import BOUNDS
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import kernel_name
+from fuseplan.report.figures import Palette, points_of, roofline_figure
 from fuseplan.report.text import parts_text
 from fuseplan.support.format import time_text
 
@@ -74,110 +71,35 @@ _VARIABLES = "ink faint line page memory cache matrix vector launch latency step
 _COLOUR = {name: f"#0101{i:02x}" for i, name in enumerate(_VARIABLES.split(), 1)}
 """Matplotlib writes colours as numbers; these are placeholders for the page's variables, which follow the
 reader's theme."""
-_INK, _FAINT, _LINE, _PAGE = (_COLOUR[name] for name in ("ink", "faint", "line", "page"))
+_PAGE = Palette(
+    _COLOUR["ink"], _COLOUR["faint"], _COLOUR["line"], _COLOUR["page"], bounds=_COLOUR, other=_COLOUR["steps"]
+)
 _RESOURCES = ("memory", "cache", "matrix", "vector")
 """The bounds that a roofline shows."""
 
 
 def roofline(plans: Sequence[FusionPlan], salt: str) -> str | None:
-    """Draw attained flops per second over arithmetic intensity, each kernel a dot whose area grows with its
-    time: those of the last plan in colour, those of the first hollow. ``salt`` makes ids differ between the
-    figures of a page. None if Matplotlib is not installed.
+    """Draw ``figures.roofline_figure`` for a page. ``salt`` makes ids differ between the figures of a page.
+    None if Matplotlib is not installed, empty if no kernel of the last plan computes anything.
     """
     try:
         import matplotlib
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
     except ImportError:
         return None
-    device = plans[-1].device
-    points = [[_point(k) for k in plan.kernels if k.cost.flops.total and k.cost.hbm_bytes] for plan in plans]
-    everything = [p for plan in points for p in plan]
-    if not everything:
+    points = points_of(plans[-1])
+    if not points:
         return ""
-    dtype = _main_dtype(plans[-1])
-    peak, vector, slope = device.matrix_rate(dtype), device.vector_flops_per_s, device.hbm_bytes_per_s
-    low = min(p.intensity for p in everything) / 2
-    high = max(max(p.intensity for p in everything), peak / slope) * 2
-    bottom = min(p.flops_per_s for p in everything) / 3
-    longest = max(p.time_us for p in everything)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(7.2, 4.2))
-        FigureCanvasSVG(figure)
-        axes = figure.add_axes((0.09, 0.12, 0.89, 0.86))
-        figure.patch.set_alpha(0)
-        axes.patch.set_alpha(0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(low, high)
-        axes.set_ylim(bottom, peak * 3)
-        for rate, name, style in ((peak, f"matrix units, {dtype}", "-"), (vector, "vector units", ":")):
-            ridge = rate / slope
-            roof = [min(low * slope, rate), rate, rate]
-            axes.plot([low, max(ridge, low), high], roof, style, color=_INK, lw=1.2)
-            axes.annotate(
-                f"{name}: {_si(rate)}flop/s", (high, rate), (-4, 4), textcoords="offset points", color=_INK,
-                fontsize=9, ha="right",
-            )  # fmt: skip
-        axes.annotate(
-            f"HBM: {_si(slope)}B/s", (0.02, 0.02), xycoords="axes fraction", color=_INK, fontsize=9
-        )  # fmt: skip
-
-        def dots(points: Sequence[_Point], **style: Any) -> None:
-            # The area of a dot, in points squared, grows with the time from a visible minimum.
-            areas = [14 + 320 * p.time_us / longest for p in points]
-            axes.scatter([p.intensity for p in points], [p.flops_per_s for p in points], s=areas, **style)
-
-        if len(points) > 1:
-            dots(points[0], facecolors="none", edgecolors=_FAINT, linewidths=1)
-        colours = [_COLOUR.get(p.bound_by, _COLOUR["steps"]) for p in points[-1]]
-        dots(points[-1], c=colours, edgecolors=_PAGE, linewidths=0.8, alpha=0.85)
-        axes.set_xlabel("arithmetic intensity, flops per HBM byte", color=_INK, fontsize=10)
-        axes.set_ylabel("attained flop/s (modelled)", color=_INK, fontsize=10)
-        axes.tick_params(which="both", colors=_INK, labelsize=9)
-        axes.grid(which="major", color=_LINE, lw=0.6)
-        axes.set_axisbelow(True)
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(_FAINT)
+        figure = roofline_figure(plans, _PAGE)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    count = len(points[-1])
-    near = sum(p.time_us for p in points[-1] if p.bound_by in _RESOURCES)
-    total = sum(p.time_us for p in points[-1]) or 1.0
+    near = sum(p.time_us for p in points if p.bound_by in _RESOURCES)
+    total = sum(p.time_us for p in points) or 1.0
     label = (
-        f"Roofline of {device.name}: {count} kernels of the {plans[-1].planner} plan; "
+        f"Roofline of {plans[-1].device.name}: {len(points)} kernels of the {plans[-1].planner} plan; "
         f"{100 * near / total:.0f} % of their time in kernels that memory or arithmetic limits."
     )
     return _embed(out.getvalue(), label)
-
-
-@dataclass(frozen=True, slots=True)
-class _Point:
-    intensity: float
-    flops_per_s: float
-    time_us: float
-    bound_by: str
-
-
-def _point(kernel: Kernel) -> _Point:
-    cost = kernel.cost
-    flops = cost.flops.total
-    return _Point(flops / cost.hbm_bytes, flops * 1e12 / cost.time_ps, cost.time_us, cost.bound_by)
-
-
-def _main_dtype(plan: FusionPlan) -> str:
-    """The dtype of the first operand in most of the contraction flops."""
-    flops = Counter[str]()
-    for node in plan.graph.nodes:
-        if node.flops.matrix:
-            flops[plan.graph.values[node.inputs[0]].dtype] += node.flops.matrix
-    return max(flops, key=lambda d: flops[d]) if flops else "float32"
-
-
-def _si(rate: float) -> str:
-    power = min(int(math.log10(rate) // 3), 5) if rate >= 1 else 0
-    return f"{rate / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
 def _embed(svg: str, label: str) -> str:

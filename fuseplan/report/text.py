@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 
 from costmodel.graph import Graph, without_copies
 from costmodel.kernel import AxisRole, Cost, KernelSpec
@@ -253,25 +252,3 @@ def kernel_table(plan: FusionPlan) -> str:
     for note in all_notes(plan):
         lines += wrapped(f"note: {note}", 80, "      ")
     return "\n".join(lines)
-
-
-def html_table(plan: FusionPlan) -> str:
-    """A small table for a notebook: the summary, and the costliest kernels."""
-    costly = sorted(rows(plan), key=lambda r: -r.count * r.kernel.cost.time_ps)[:10]
-    body = "".join(
-        "<tr>"
-        f"<td>{row.first}</td>"
-        f"<td>{escape(kernel_name(plan.graph, row.kernel.spec.nodes))}"
-        f"{f' × {row.count}' if row.count > 1 else ''}</td>"
-        f"<td>{len(row.kernel.spec.nodes)}</td><td>{escape(makes(plan.graph, row.kernel.spec))}</td>"
-        f"<td>{time_text(row.kernel.cost.time_us * row.count)}</td>"
-        f"<td>{row.kernel.cost.bound_by}</td>"
-        f"<td>{row.kernel.cost.hbm_bytes * row.count / 1e6:.1f}</td></tr>"
-        for row in costly
-    )
-    heads = "".join(f"<th>{h}</th>" for h in ("#", "kernel", "ops", "makes", "µs", "bound by", "HBM MB"))
-    more = "" if len(costly) == len(plan.kernels) else f"<p>The costliest of {len(plan.kernels)} kernels.</p>"
-    return (
-        f"<pre>{escape(summary(plan))}</pre>"
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}"
-    )

@@ -5,10 +5,13 @@ The tests use every one of them on each supported JAX.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -429,3 +432,125 @@ def interpret_gpu(*, detect_races: bool) -> Any:
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 
     return InterpretGPUParams(detect_races=detect_races)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PallasKernel:
+    """A Pallas kernel in a jaxpr, as text."""
+
+    name: str
+    grid: str
+    """As ``(64, 8)``, or ``(program: 64)`` if its dimensions have names."""
+    blocks: tuple[str, ...]
+    """For each array, in order: its shape, the block, and the map from the grid to blocks. Empty for a kernel
+    that gets whole arrays and cuts its blocks itself."""
+    options: str
+    """Of the compiler."""
+    body: str
+    """The jaxpr of the kernel."""
+
+
+def pallas_kernels(closed: Any) -> list[PallasKernel]:
+    """The Pallas kernels that a jaxpr calls, in order, also inside of other calls.
+
+    Pallas has no public names for its primitives and for the form of its grid.
+    """
+    found = []
+    for eqn in closed.eqns:
+        name, params = eqn.primitive.name, eqn.params
+        if name == "pallas_call":
+            found.append(_pallas_kernel(params))
+        elif name == "mpmd_map":
+            found += [
+                _mesh_kernel(params, mesh, jaxpr)
+                for mesh, jaxpr in zip(params["meshes"], params["jaxprs"], strict=True)
+            ]
+        else:
+            inner = [value for param in params.values() for value in _sequence(param)]
+            found += [k for value in inner if hasattr(value, "eqns") for k in pallas_kernels(value)]
+    return found
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _pallas_kernel(params: dict[str, Any]) -> PallasKernel:
+    mapping = params["grid_mapping"]
+    blocks = []
+    for block in mapping.block_mappings:
+        whole = block.has_trivial_window()
+        index_map = "" if whole else f", {' '.join(str(block.index_map_jaxpr).split())}"
+        shape = "" if whole else f", block {_block_shape(block.block_shape)}"
+        blocks.append(f"{block.origin}: {block.array_aval.str_short(short_dtypes=True)}{shape}{index_map}")
+    if all(block.has_trivial_window() for block in mapping.block_mappings):
+        blocks = []
+    names = mapping.grid_names or (None,) * len(mapping.grid)
+    name = params.get("name") or getattr(params["jaxpr"].debug_info, "func_name", "kernel")
+    return PallasKernel(
+        str(name),
+        _grid_text(names, mapping.grid),
+        tuple(blocks),
+        _options_text(params.get("compiler_params")),
+        str(params["jaxpr"]),
+    )
+
+
+def _mesh_kernel(params: dict[str, Any], mesh: Any, jaxpr: Any) -> PallasKernel:
+    names = [*mesh.grid_names, *([mesh.thread_name] if mesh.thread_name else [])]
+    sizes = [*mesh.grid, *([mesh.num_threads] if mesh.thread_name else [])]
+    options = _options_text(params.get("compiler_params"))
+    return PallasKernel(
+        str(params.get("name") or "kernel"), _grid_text(names, sizes), (), options, str(jaxpr)
+    )
+
+
+def _block_shape(shape: Iterable[Any]) -> str:
+    """The extents of a block; ``None`` for a dimension of which the kernel sees one index."""
+    sizes = [getattr(size, "block_size", None if not isinstance(size, int) else size) for size in shape]
+    return f"({', '.join(map(str, sizes))})"
+
+
+def _grid_text(names: Iterable[Any], sizes: Iterable[Any]) -> str:
+    parts = [str(n) if name is None else f"{name}: {n}" for name, n in zip(names, sizes, strict=True)]
+    return f"({', '.join(parts)})"
+
+
+def _options_text(options: Any) -> str:
+    """The options that differ from their defaults."""
+    if not dataclasses.is_dataclass(options) or isinstance(options, type):
+        return "" if options is None else str(options)
+    changed = [
+        (field.name, getattr(options, field.name))
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != field.default
+    ]
+    return ", ".join(f"{name}={_option_text(value)}" for name, value in changed)
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_option_text, value))})"
+    return str(value.value) if isinstance(value, enum.Enum) else str(value)
+
+
+def mosaic_modules(hlo: str) -> tuple[str, ...]:
+    """The Mosaic kernels in XLA's optimized program for a TPU, as MLIR.
+
+    A program holds them as bytecode of a versioned dialect, which only private modules of JAX read.
+    """
+    from jax._src.interpreters import mlir as _mlir
+    from jax._src.lib import tpu as _tpu
+    from jax.extend.mlir import ir, passmanager
+
+    texts = []
+    for body in re.findall(r'"body"\s*:\s*"([A-Za-z0-9+/=]+)"', hlo):
+        context = _mlir.make_ir_context()
+        _tpu.register_dialect(context)
+        with context, ir.Location.unknown():
+            context.allow_unregistered_dialects = True
+            module = ir.Module.parse(base64.b64decode(body))
+            stages = passmanager.PassManager.parse("builtin.module(mosaic-serde{serialize=false})")
+            stages.run(module.operation)
+            texts.append(str(module))
+    return tuple(texts)

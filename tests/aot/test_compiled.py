@@ -20,9 +20,9 @@ from costmodel.onchip import block_bytes, onchip_bytes
 from experiments import compiled
 from experiments.compiled_kernels import rows_of
 from experiments.compiled_processes import Work, all_rows
-from experiments.compiler_reports import gpu_report, tpu_report
 from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
+from fuseplan.extend import gpu_report, tpu_report
 from fuseplan.frontend.trace import trace
 from fuseplan.settings import make_options
 from fuseplan.targets.compile_only import compile_for

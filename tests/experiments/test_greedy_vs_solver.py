@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 import fuseplan
 from experiments import greedy_vs_solver
-from experiments.greedy_vs_solver import ZOO, Row, main
+from experiments.greedy_vs_solver import ZOO, main
 from experiments.planner_tables import frame_of, short_table, tables
-from experiments.rows import RowFile
+from fuseplan import studies
+from fuseplan.bench import RowFile
+from fuseplan.report.frames import study_frame
+from fuseplan.studies import StudyRow
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.workloads import get_workload
 
@@ -86,7 +89,7 @@ def run(path: Path, *more: str) -> int:
 def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypatch, capsys):
     path = tmp_path / "results" / "rows.csv"
     assert run(path) == 0
-    rows = RowFile(path, Row).rows
+    rows = RowFile(path, StudyRow).rows
     assert len(rows) == 12
     assert all(row.date and row.unrewritten_us >= row.time_us for row in rows)
     assert "h200, float32: 2 workloads" in capsys.readouterr().out
@@ -96,29 +99,45 @@ def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypat
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]) + lines[-1][:9])
     planned = []
-    found = greedy_vs_solver._found
-    monkeypatch.setattr(greedy_vs_solver, "_found", lambda *a: planned.append(a) or found(*a))
+    found = studies._plan
+    monkeypatch.setattr(studies, "_plan", lambda *a: planned.append(a) or found(*a))
     assert run(path) == 0
     assert len(planned) == 1
-    assert len(RowFile(path, Row).rows) == 12
+    assert len(RowFile(path, StudyRow).rows) == 12
 
 
 def test_what_cannot_be_planned_is_a_row_with_the_reason(tmp_path, monkeypatch):
-    def refuse(program, *, planners, **options):
-        if planners == ["solver"]:
+    def refuse(program, options):
+        if options.planner == "solver":
             raise KeyError("a bug")
         raise InvalidArgumentError("no compiler\nfor it")
 
-    monkeypatch.setattr(fuseplan, "compare", refuse)
+    monkeypatch.setattr(studies, "compare_plan", refuse)
     path = tmp_path / "rows.csv"
     run(path)
-    row = RowFile(path, Row).rows[0]
-    assert (row.status, row.time_us, row.notes) == ("NONE", None, "no compiler for it")
-    assert {row.notes for row in RowFile(path, Row).rows if row.planner == "solver"} == {"KeyError: 'a bug'"}
+    rows = RowFile(path, StudyRow).rows
+    assert (rows[0].status, rows[0].time_us, rows[0].notes) == ("NONE", None, "no compiler for it")
+    assert {row.notes for row in rows if row.planner == "solver"} == {"KeyError: 'a bug'"}
     assert (
         "- unfused on h200, 2 workloads (softmax …): no compiler for it"
         in path.with_suffix(".md").read_text()
     )
+
+
+def test_ones_own_program_joins_the_study(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mymod.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def good():\n"
+        "    return lambda x: jnp.tanh(x) * 2, (jax.ShapeDtypeStruct((64, 32), 'bfloat16'),)\n"
+    )
+    asked = ["--workloads", "mymod:good,softmax", "--devices", "h200", "--planners", "greedy,solver"]
+    assert main([*asked, "--out", "rows.csv"]) == 0
+    rows = RowFile(tmp_path / "rows.csv", StudyRow).rows
+    assert [(row.workload, row.dtype) for row in rows[:2]] == [("mymod:good", "bfloat16")] * 2
+    assert all(row.status in ("FEASIBLE", "OPTIMAL") for row in rows)
+    assert "### h200, bfloat16" in (tmp_path / "rows.md").read_text()
+    assert "4 rows in rows.csv" in capsys.readouterr().out
 
 
 def test_wrong_names_cost_nothing(tmp_path, capsys):
@@ -141,13 +160,14 @@ def rows_of(traced=(), **times):
 
     def row(workload, planner, time_us, traced_us):
         figures = (3, 2, time_us, traced_us, 10**6, 0, 0, "FEASIBLE")
-        return Row(workload, "h200", "float32", planner, *figures, date="today", versions="1")
+        return StudyRow(workload, "h200", "float32", planner, *figures, date="today", versions="1")
 
-    return [
+    rows = [
         row(*known)
         for planner, both in times.items()
         for known in zip("ab", [planner] * 2, both, dict(traced).get(planner, both), strict=True)
     ]
+    return study_frame([asdict(row) for row in rows])
 
 
 def test_the_tables_of_known_times():
@@ -175,7 +195,7 @@ def test_the_zoo_is_large_and_known():
 
 def test_the_committed_results_have_no_plan_below_the_solvers_but_xlas_own():
     """The plans of other planners enter the solver's answer; XLA's real one does where the user asks."""
-    frame = frame_of(RowFile(greedy_vs_solver.RESULTS, Row).rows)
+    frame = frame_of(fuseplan.read_frame(greedy_vs_solver.RESULTS))
     others = frame[~frame.planner.isin(["solver", "xla"])]
     assert len(others) >= 8 * len(ZOO) * frame.device.nunique()
     # The time of each kernel is rounded up to a picosecond, so that equal plans may differ by some.

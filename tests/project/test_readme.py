@@ -14,12 +14,12 @@ import pytest
 import typer.main
 
 from experiments import readme
-from experiments.greedy_vs_solver import Row as StudyRow
 from fuseplan.bench.cpu import Row as CpuRow
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import PlanTiming, csv_of
 from fuseplan.bench.solver import STAGES, Ablation, SolverTiming, Spread
 from fuseplan.cli import app
+from fuseplan.studies import StudyRow
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -324,6 +324,31 @@ def test_only_seconds_may_differ():
 def test_a_command_that_fails_says_what_it_said():
     with pytest.raises(RuntimeError, match=r"exits with 2: .*nothere"):
         readme.run_commands("fuseplan plan nothere --device h200 | cat")
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def test_every_figure_is_there_and_the_exact_ones_are_what_would_be_drawn_now():
+    assert readme.stale_figures() == [], "python -m experiments.readme --write --figures"
+
+
+def test_a_figure_that_was_edited_is_noticed(tmp_path, monkeypatch):
+    name = next(name for name, picture in readme.FIGURES.items() if picture.is_exact)
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text((ROOT / name).read_text().replace("</svg>", "<g/></svg>"))
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    monkeypatch.setattr(readme, "FIGURES", {name: readme.FIGURES[name]})
+    assert readme.stale_figures() == [name]
+
+
+def test_every_picture_of_a_page_is_one_of_the_figures():
+    shown = {
+        (page.parent / link).resolve().relative_to(ROOT).as_posix()
+        for page in readme.documents()
+        for link in re.findall(r"!\[[^\]]*\]\((?!https?:)([^)]+\.svg)\)", page.read_text())
+    }
+    assert shown <= set(readme.FIGURES)
 
 
 # --- numbers in sentences --------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""The rows of a long experiment in a file that is written row by row, so that an interrupted run can
-continue."""
+"""A CSV file of rows that is written row by row, so that an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -11,17 +10,25 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
+from fuseplan.support.errors import FuseplanError
+
 R = TypeVar("R")
+
+
+class OtherColumnsError(FuseplanError, ValueError):
+    """A file that rows shall be added to has other columns."""
 
 
 class RowFile(Generic[R]):
     """The rows of one dataclass, of ``str``, ``int``, ``float`` and ``bool`` fields, each perhaps None.
 
-    The last field must not be empty: a line that was cut short has another, and is none. Rows for which
-    ``keep`` does not hold, of other versions say, are dropped with the first row that is added.
+    The first row that is added replaces the file in one step; each later row is appended in one write. A line
+    that was cut short is ignored when the file is read: its last field, which must not be empty, is missing.
+    Rows for which ``keep`` does not hold, such as those of other versions, are dropped with the first row
+    that is added.
 
     Raises:
-        ValueError: the file has other columns, and is left as it is.
+        OtherColumnsError: the file has other columns, and is left as it is.
     """
 
     def __init__(self, path: Path, row: type[R], keep: Any = lambda row: True) -> None:
@@ -33,7 +40,7 @@ class RowFile(Generic[R]):
             self.rows = [row for row in self._read() if keep(row)]
 
     def add(self, row: R) -> None:
-        """Write one more row, at once."""
+        """Write one more row at once."""
         self.rows.append(row)
         if self._whole:
             with self.path.open("a", newline="", encoding="utf-8") as file:
@@ -54,15 +61,17 @@ class RowFile(Generic[R]):
         with self.path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
-                raise ValueError(f"{self.path} has other columns than {', '.join(self._names)}: move it away")
+                raise OtherColumnsError(
+                    f"{self.path} has other columns than {', '.join(self._names)}: move it away"
+                )
             for record in reader:
-                row = parsed(self._row, record)
+                row = parsed_row(self._row, record)
                 if row is not None:
                     yield row
 
 
-def parsed(row: type[R], record: Mapping[str, Any]) -> R | None:
-    """The row that a line of a file has; None of a line that was not written to its end."""
+def parsed_row(row: type[R], record: Mapping[str, Any]) -> R | None:
+    """The row that a line of a file holds; None for a line that was not written to its end."""
     readers = _readers(row)  # type: ignore[arg-type]  # classes are hashable
     try:
         if not record[next(reversed(readers))]:
@@ -74,7 +83,7 @@ def parsed(row: type[R], record: Mapping[str, Any]) -> R | None:
 
 @cache
 def _readers(row: type) -> dict[str, Any]:
-    """For each field, what reads it from text."""
+    """For each field, the function that reads it from text."""
     hints = get_type_hints(row)
     readers: dict[str, Any] = {}
     for field in dataclasses.fields(row):

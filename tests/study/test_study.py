@@ -1,0 +1,285 @@
+"""``fuseplan.study``: its rows, in one process and in several, and that it goes on where it stopped."""
+
+import io
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fuseplan
+from costmodel import get_device
+from fuseplan import studies
+from fuseplan.console import Board, _LiveBoard
+from fuseplan.planners import unregister_planner
+from fuseplan.search.heuristics import greedy
+from fuseplan.studies import WorkerError, study
+from fuseplan.support.atomic_file import OutputError
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.support.row_file import OtherColumnsError
+
+ROOT = Path(__file__).resolve().parents[2]
+X = jax.ShapeDtypeStruct((64, 32), "bfloat16")
+KEY = ["workload", "device", "dtype", "planner"]
+
+
+def own(x):
+    return jnp.tanh(x) * 2
+
+
+def keys(frame):
+    return frame[KEY].to_numpy().tolist()
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """The tasks that are planned in this process."""
+    found, plan = [], studies._plan
+    monkeypatch.setattr(studies, "_plan", lambda *a: found.append(a[1].planner) or plan(*a))
+    return found
+
+
+def test_a_row_for_each_workload_device_dtype_and_planner():
+    frame = study(
+        ["softmax", ("mine", own, [X])],
+        ["h200", "tpu_v5e"],
+        ["greedy", "solver"],
+        dtypes=["float32", "bfloat16"],
+    )
+    both = list(itertools.product(("h200", "tpu_v5e"), ("greedy", "solver")))
+    expected = [["softmax", d, t, p] for t in ("float32", "bfloat16") for d, p in both]
+    expected += [["mine", d, "bfloat16", p] for d, p in both]  # its own dtype, once
+    assert keys(frame) == expected
+    one = fuseplan.compare(own, device="tpu_v5e", planners=["greedy", "solver"])(X)
+    mine = frame[(frame.workload == "mine") & (frame.device == "tpu_v5e")]
+    for name in ("kernels", "time_us", "unrewritten_us", "hbm_bytes", "peak_bytes", "status"):
+        assert mine[name].tolist() == one[name].tolist()
+    assert frame.versions[0] == studies._base_versions()
+    assert mine.versions.iloc[0].startswith(f"{frame.versions[0]}; program ")
+
+
+def test_a_program_that_cannot_be_planned_is_a_row_with_the_reason(monkeypatch):
+    def broken(x):
+        return x.nothing
+
+    frame = study(["softmax", ("broken", broken, [X])], "h200", ["greedy", "solver"])
+    assert frame.status.tolist() == ["FEASIBLE", "OPTIMAL", "NONE", "NONE"]
+    row = frame.iloc[2]
+    assert "AttributeError" in row.notes
+    assert "nothing" in row.notes
+    assert row[["operations", "kernels", "time_us"]].isna().all()
+
+
+def test_rows_that_are_there_are_not_planned_again(tmp_path, planned):
+    path = tmp_path / "rows.csv"
+    asked = {"devices": ["h200"], "planners": ["greedy", "solver"], "path": path}
+    first = study(["softmax", "mlp"], **asked)
+    assert len(planned) == 4
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]) + lines[-1][:20])  # as if the machine had stopped while it wrote
+    again = study(["softmax", "mlp"], **asked)
+    assert len(planned) == 5
+    kept = [name for name in first.columns if name != "planning_s"]
+    assert again[kept].equals(first[kept])
+    more = study(["mlp", "rope"], **asked)
+    assert len(planned) == 7
+    assert more.workload.tolist() == ["mlp", "mlp", "rope", "rope"]
+    assert len(fuseplan.read_frame(path)) == 6, "rows of workloads that are not asked for stay"
+
+
+def test_rows_are_planned_again_when_what_they_depend_on_has_changed(tmp_path, planned, monkeypatch):
+    path = tmp_path / "rows.csv"
+    h200 = get_device("h200")
+    slower = replace(h200, hbm_bytes_per_s=h200.hbm_bytes_per_s // 2)
+
+    def times(**changed):
+        before = len(planned)
+        study(
+            [("mine", changed.pop("f", own), [X]), "softmax"], [changed.pop("device", h200)], ["greedy"],
+            path=path, **changed,
+        )  # fmt: skip
+        assert len(fuseplan.read_frame(path)) == 2
+        return len(planned) - before
+
+    assert times() == 2
+    assert times() == 0
+    assert times(f=lambda x: jnp.tanh(x) * 3) == 1, "another program of that name"
+    assert times(f=own) == 1
+    assert times(device=slower) == 2
+    assert times(device=slower) == 0
+    assert times(deadline_s=7.0) == 2
+    assert times(features=fuseplan.Features(rewrites=False)) == 2
+    monkeypatch.setattr(studies, "_base_versions", lambda: "fuseplan 99")
+    assert times() == 2
+
+
+@pytest.mark.slow
+def test_several_processes_find_the_same_rows(tmp_path):
+    constant = jnp.arange(32.0)
+    workloads = [
+        "softmax",
+        ("mine", lambda x: jnp.tanh(x) * constant, [X]),  # no other process can import it
+        ("callback", lambda x: jax.pure_callback(lambda y: y, X, x) * 2, [X]),  # nor read it from a file
+        ("broken", lambda x: x.nothing, [X]),
+    ]
+    asked = (workloads, ["h200", "tpu_v5e"], ["unfused", "greedy", "solver"])
+    alone = study(*asked)
+    together = study(*asked, processes=2, path=tmp_path / "rows.csv")
+    kept = [name for name in alone.columns if name != "planning_s"]
+    assert together[kept].equals(alone[kept])
+    written = fuseplan.read_frame(tmp_path / "rows.csv")
+    assert sorted(keys(written)) == sorted(keys(together))
+
+
+@pytest.mark.slow
+def test_planners_that_other_processes_lack_plan_here(planned):
+    fuseplan.register_planner("mine", greedy)
+    try:
+        frame = study(["softmax", "rope"], "h200", ["mine", "greedy"], processes=2)
+    finally:
+        unregister_planner("mine")
+    assert planned == ["mine", "mine"], "the others are planned elsewhere"
+    assert frame.status.tolist() == ["FEASIBLE"] * 4
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_costs_one_row(tmp_path, monkeypatch):
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\ndef program():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    lethal = studies._Program("deadly.py:program", lambda _: None, True, False, False)
+    known = studies._program
+    monkeypatch.setattr(studies, "_program", lambda w: lethal if w == "deadly.py:program" else known(w))
+    frame = study(["deadly.py:program", "softmax", "rope"], "h200", ["greedy"], processes=2)
+    assert frame.status.tolist() == ["NONE", "FEASIBLE", "FEASIBLE"]
+    assert f"exit code {-signal.SIGKILL}" in frame.notes[0]
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fuseplan\n"
+        "fuseplan.study(['softmax', 'rope'], 'h200', ['greedy'], processes=2, path='rows.csv')\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, cwd=tmp_path, env=env, check=False
+    )
+    assert done.returncode == 1
+    assert 'below `if __name__ == "__main__":`' in done.stderr
+    assert not (tmp_path / "rows.csv").exists(), "a row says that the program cannot be planned"
+
+
+@pytest.mark.slow
+def test_an_interrupted_study_keeps_its_rows_and_leaves_no_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fuseplan, multiprocessing, os, signal, threading, time\n"
+        "def stop():\n"
+        "    while not os.path.exists('rows.csv'):\n"
+        "        time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Thread(target=stop, daemon=True).start()\n"
+        "    names = ['softmax', 'rope', 'gpt2_block_grad', 'gpt2_train_4']\n"
+        "    try:\n"
+        "        fuseplan.study(names, 'h200', ['greedy', 'solver'], processes=2, path='rows.csv')\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('stopped', len(multiprocessing.active_children()))\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, cwd=tmp_path, env=env, check=True
+    )
+    assert done.stdout == "stopped 0\n"
+    assert 1 <= len(fuseplan.read_frame(tmp_path / "rows.csv")) < 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"workloads": []}, InvalidArgumentError, "workloads expects one or more"),
+        ({"workloads": ["softmx"]}, UnknownNameError, "did you mean 'softmax'"),
+        ({"workloads": [own]}, InvalidArgumentError, r"a tuple \(name, f, args\)"),
+        ({"workloads": [("mine", own)]}, InvalidArgumentError, r"a tuple \(name, f, args\)"),
+        ({"workloads": ["softmax", "softmax"]}, InvalidArgumentError, "expected each row once"),
+        ({"devices": ["h300"]}, UnknownNameError, "h300"),
+        ({"devices": []}, InvalidArgumentError, "devices expects one or more"),
+        ({"planners": ["greedi"]}, UnknownNameError, "greedi"),
+        ({"planners": []}, InvalidArgumentError, "planners expects one or more"),
+        ({"deadline_s": -1}, InvalidArgumentError, "deadline_s"),
+        ({"processes": 0}, InvalidArgumentError, "processes expects a number of at least 1"),
+        ({"path": "missing/rows.csv"}, OutputError, "there is no folder"),
+        ({"path": "other.csv"}, OtherColumnsError, "has other columns"),
+    ],
+)
+def test_wrong_arguments_cost_nothing(tmp_path, monkeypatch, planned, asked, error, message):
+    monkeypatch.chdir(tmp_path)
+    Path("other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(error, match=message):
+        study(**{"workloads": ["softmax"], "devices": ["h200"], "planners": ["greedy"]} | asked)
+    assert planned == []
+    assert Path("other.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_a_terminal_shows_what_is_planned_its_stage_and_the_time_left(monkeypatch):
+    from rich.console import Console
+
+    shown = _LiveBoard(2)
+    monkeypatch.setattr(studies, "board", lambda total: _Entered(shown))
+    seen, plan = [], studies._plan
+
+    def look(lowered, options):
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(shown)
+        seen.append(console.export_text())
+        return plan(lowered, options)
+
+    monkeypatch.setattr(studies, "_plan", look)
+    study("softmax", "h200", ["greedy", "solver"])
+    assert "softmax on h200: greedy" in seen[0]
+    assert "0/2" in seen[0]
+    assert "softmax on h200: solver" in seen[1]
+    assert "1/2" in seen[1]
+    assert "left" in seen[1]
+    assert shown.lines == []
+
+
+class _Entered:
+    def __init__(self, board):
+        self.board = board
+
+    def __enter__(self):
+        return self.board
+
+    def __exit__(self, *_):
+        return None
+
+
+def test_a_board_has_a_line_for_each_running_step():
+    board = Board()
+    board.start(1, "softmax on h200: solver", lambda: "search, 13.5 µs, gap 3%")
+    board.start(2, "mlp on h200: solver", lambda: "")
+    assert board.lines == ["softmax on h200: solver  search, 13.5 µs, gap 3%", "mlp on h200: solver"]
+    board.done(1)
+    assert board.lines == ["mlp on h200: solver"]
+
+
+def test_an_error_of_a_lane_ends_the_study(monkeypatch):
+    def refuse(self):
+        raise WorkerError("cannot start")
+
+    monkeypatch.setattr(studies._Worker, "_started", refuse)
+    before = threading.active_count()
+    with pytest.raises(WorkerError, match="cannot start"):
+        study(["softmax", "rope"], "h200", ["greedy"], processes=2)
+    assert threading.active_count() <= before
