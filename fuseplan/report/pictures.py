@@ -176,8 +176,8 @@ def write_plan_picture(plan: FusionPlan, path: str | PathLike[str], title: str =
 
 
 def document_picture(plans: Sequence[tuple[str, FusionPlan]], title: str) -> str:
-    """A whole SVG file with a strip of time for each named plan, on one scale, and a legend. If the last strip
-    is short, it is drawn again, enlarged.
+    """A whole SVG file with a strip of time for each named plan, on one scale, and a legend. If the last
+    strip is short, it is drawn again, enlarged.
 
     It uses no script, no font file and no reference; it has a ground of its own in light and in dark.
     """

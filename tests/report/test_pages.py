@@ -7,7 +7,6 @@ import stat
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from fuseplan.report.comparison import Compared
 from fuseplan.report.explain import borders
 from fuseplan.report.frames import compare_frame, devices_frame
 from fuseplan.report.page import Page, Study, Table, render_page, write_page
-from fuseplan.report.plots import roofline, strip
 from fuseplan.support.atomic_file import OutputError, check_writable, write_text
 from fuseplan.targets import detect as local
 
@@ -141,45 +139,12 @@ def test_devices_frame_s_cpu_is_the_one_that_is_planned_for(monkeypatch):
     assert devices_frame().loc["cpu", "vector_tflops"] == 7
 
 
-# --- pictures --------------------------------------------------------------------------------
-
-
-def test_the_bars_of_a_strip_are_as_wide_as_the_kernels_take_time(plans):
-    apart, best = plans[0], plans[-1]
-    svg = ElementTree.fromstring(strip(best, apart.objective_ps)["svg"])
-    bars = svg.findall("g")
-    timed = [k for k in best.kernels if k.cost.time_ps]
-    assert len(bars) == len(timed)
-    ends = [float(bar.find("rect").get("x")) + float(bar.find("rect").get("width")) for bar in bars]
-    assert ends == sorted(ends)
-    assert ends[-1] == pytest.approx(1000 * best.objective_ps / apart.objective_ps, abs=1.3)
-    for bar, kernel in zip(bars, timed, strict=True):
-        assert bar.find("rect").get("class") == kernel.cost.bound_by
-        assert f"{kernel.cost.time_us:.2f} µs" in bar.find("title").text
-    assert "kernels" in svg.get("aria-label")
-
-
-def test_the_roofline_follows_the_theme_and_is_labelled(plans):
-    pytest.importorskip("matplotlib")
-    svg = roofline((plans[0], plans[-1]), "one")
-    tree = ElementTree.fromstring(svg)
-    assert tree.get("role") == "img"
-    assert "Roofline of test" in tree.get("aria-label")
-    for colour in ("var(--ink)", "var(--memory)", "var(--faint)"):
-        assert colour in svg
-    assert not re.search(r"#0[1-9]0[1-9]0[1-9]", svg), "a stand-in colour was left"
-    assert "width=" not in svg[: svg.index(">")], "the page decides how wide it is"
-    assert roofline((plans[0], plans[-1]), "one") == svg, "the same plans, the same picture"
-
-
 def test_a_plan_without_arithmetic_has_no_roofline():
-    pytest.importorskip("matplotlib")
     plan = fuseplan.make_plan(lambda x: x.T, device="test")(SHAPES[0])
-    assert roofline((plan,), "x") == ""
     kernels = data_of(render_page(Page("p", (Study("transpose", (plan,)),))))["studies"][0]["plans"][0][
         "kernels"
     ]
-    assert kernels["flops"] == [[0, 0, 0]], "the page draws none either"
+    assert kernels["flops"] == [[0, 0, 0]], "the page draws none"
 
 
 # --- the page --------------------------------------------------------------------------------
