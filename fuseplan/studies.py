@@ -112,11 +112,12 @@ def study(
             device is installed.
         dtypes: of the arrays of named workloads. Other programs have their own, and a row for each device and
             planner.
-        deadline_s: seconds of each planning, after which the best plan found so far is taken. constraints: as
-        for ``make_plan``. features: as for ``make_plan``. cost_model: as for ``make_plan``. This process
-        plans with it. processes: the number of processes that plan at a time. With 1, this process plans.
-        With more, a script
-            needs the usual ``if __name__ == "__main__":`` around its call.
+        deadline_s: seconds of each planning, after which the best plan found so far is taken.
+        constraints: as for ``make_plan``.
+        features: as for ``make_plan``.
+        cost_model: as for ``make_plan``; this process plans with it, whatever ``processes`` is.
+        processes: the number of processes that plan at a time. With 1, this process plans. With more, a
+            script needs the usual ``if __name__ == "__main__":`` around its call.
         path: a CSV file. Each row is appended to it at once, so that an interrupted study continues where it
             stopped: rows that are there are not planned again, unless versions, machine, deadline, options,
             or the program of a workload that is not fuseplan's own have changed. Rows of other versions or

@@ -199,8 +199,7 @@ def read_frame(path: str | PathLike[str]) -> pd.DataFrame:
 
     Args:
         path: a file that ``frame.to_csv(path, index=False)`` wrote, with the name ``….csv``, or a Parquet
-        file
-            of ``frame.to_parquet(path)``, which needs the extra ``report``.
+            file of ``frame.to_parquet(path)``, which needs the extra ``report``.
 
     Raises:
         InvalidArgumentError: the file cannot be read, or its columns are those of no frame of
