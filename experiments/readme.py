@@ -133,7 +133,8 @@ fuseplan() {{
 
 
 def without_seconds(output: str) -> str:
-    """The output but for seconds of planning, and the spaces that align them."""
+    """The output but for seconds of planning, by stage, and the spaces that align them."""
+    output = re.sub(r"^  planning .*\n(?: {11}.*\n)*", "  planning …\n", output, flags=re.MULTILINE)
     text = re.sub(r"\b\d[\d.,]* m?s\b", "… s", output)
     text = re.sub(r"^( *seconds +)[\d.]+$", r"\1…", text, flags=re.MULTILINE)
     return "\n".join(re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines())
