@@ -9,7 +9,7 @@ from math import isqrt, prod
 from costmodel import dtypes
 from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import DeviceSpec, time_ps
-from costmodel.graph import DimRole, Graph, Node, OpKind, arrays_of
+from costmodel.graph import DimRole, Flops, Graph, Node, OpKind, arrays_of
 from costmodel.memory import least_array_bytes
 from costmodel.model import modelled_floor_ps, plain_device
 from costmodel.onchip import ACCUMULATOR_BITS
@@ -95,12 +95,13 @@ class Floor:
                 self.read_bytes[v] = min(self.read_bytes[v], part)
                 if device.capabilities.loads_by_index and node.addresses(node.input_maps[0]):
                     self.kernel_read_bytes[v] = min(self.kernel_read_bytes[v], part)
-            self.reads.append(() if node.bitcast else tuple({name[root[v]]: None for v in node.inputs}))
-            self.writes.append(() if node.bitcast else node.outputs)
+            is_free = node.bitcast or node.given_ps is not None  # A given time may be less than any bound.
+            self.reads.append(() if is_free else tuple({name[root[v]]: None for v in node.inputs}))
+            self.writes.append(() if is_free else node.outputs)
             self.made.append(tuple([name[v] for v in self.writes[-1]]))
             part, whole = nested.get(node.id, (1, 1))
             flops = flops_on_cpu(graph, node, tiled=True) if device.platform == "cpu" else node.flops
-            flops = flops.share(min(part, whole), whole)
+            flops = Flops() if node.given_ps is not None else flops.share(min(part, whole), whole)
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
             self.work.append((matrix_ps, flops.vector, flops.transcendental))

@@ -153,6 +153,9 @@ class Node:
     slice, a gather."""
     scope: str = ""
     """The names of the enclosing ``jax.named_scope``s, outermost first: ``block/attention``."""
+    given_ps: int | None = None
+    """Picoseconds of one run as a kernel by itself where these are given, as for a library's kernel; None
+    where they are estimated."""
 
     def addresses(self, dim_map: DimMap) -> bool:
         """Whether the node reads the operand of ``dim_map`` at places that indices choose."""

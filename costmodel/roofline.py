@@ -71,6 +71,9 @@ def estimate(
     """
     if is_bitcast(graph, spec) if spec.compiled is None else spec.compiled == _NOTHING:
         return Cost()
+    given_ps = graph.nodes[spec.nodes[0]].given_ps if len(spec.nodes) == 1 else None
+    if given_ps is not None:
+        return _given_cost(graph, spec, device, given_ps)
     if device.cost_model is not None:
         own = estimate(graph, spec, plain_device(device), need, work)
         return modelled_cost(graph, spec, device, own)
@@ -162,6 +165,25 @@ def estimate(
         hbm_read_bytes=moved.hbm_read_bytes,
         hbm_write_bytes=moved.hbm_write_bytes,
         onchip_bytes=need.onchip_bytes,
+        flops=flops,
+    )
+
+
+def _given_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, given_ps: int) -> Cost:
+    """The cost of a kernel whose time is given: it is memory-bound if its bytes take all of it, else bound by
+    its arithmetic."""
+    moved = bytes_moved(graph, spec, device)
+    launch_ps = min(device.launch_ps, given_ps)
+    memory_ps = time_ps(moved.hbm_read_bytes + moved.hbm_write_bytes, device.hbm_bytes_per_s)
+    flops, rest_ps = graph.nodes[spec.nodes[0]].flops, given_ps - launch_ps
+    is_product = bool(flops.matrix)
+    return Cost(
+        launch_ps=launch_ps,
+        memory_ps=min(memory_ps, rest_ps),
+        matrix_ps=rest_ps if is_product else 0,
+        vector_ps=0 if is_product else rest_ps,
+        hbm_read_bytes=moved.hbm_read_bytes,
+        hbm_write_bytes=moved.hbm_write_bytes,
         flops=flops,
     )
 

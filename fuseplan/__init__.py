@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from costmodel.model import CostModel
     from fuseplan.api import JitFused, compare, devices, jit, make_plan
     from fuseplan.frontend.ops import register_rule
+    from fuseplan.patterns import Pattern, match
     from fuseplan.plan.constraints import Constraints
     from fuseplan.plan.fusion_plan import Kernel
     from fuseplan.plan.options import Features
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         InvalidArgumentError,
         InvalidPlanError,
         MismatchError,
+        PatternError,
         UnknownNameError,
         UnsupportedOperationError,
         Verdict,
@@ -62,6 +64,8 @@ __all__ = [
     "JitFused",
     "Kernel",
     "MismatchError",
+    "Pattern",
+    "PatternError",
     "Plan",
     "UnknownNameError",
     "UnsupportedOperationError",
@@ -70,6 +74,7 @@ __all__ = [
     "devices",
     "jit",
     "make_plan",
+    "match",
     "planner_names",
     "read_frame",
     "register_planner",
@@ -80,6 +85,7 @@ __all__ = [
 
 _MODULE_OF = dict.fromkeys(__all__, "fuseplan.support.errors") | {
     **dict.fromkeys(("JitFused", "compare", "devices", "jit", "make_plan"), "fuseplan.api"),
+    **dict.fromkeys(("Pattern", "match"), "fuseplan.patterns"),
     **dict.fromkeys(("planner_names", "register_planner"), "fuseplan.planners"),
     "COLUMNS": "fuseplan.report.columns",
     "Constraints": "fuseplan.plan.constraints",
@@ -101,6 +107,8 @@ except PackageNotFoundError:  # Imported from a checkout that was never installe
 
 
 def __getattr__(name: str) -> Any:
+    if name == "patterns":
+        return import_module("fuseplan.patterns")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)

@@ -18,18 +18,34 @@ from fuseplan import runtime
 from fuseplan.frontend import trace as frontend_trace
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.scans import with_lean_scans
-from fuseplan.frontend.trace import Traced, flatten, is_tracing, trace, tracing, tracing_state
+from fuseplan.frontend.trace import (
+    Traced,
+    closed_jaxpr,
+    flatten,
+    is_tracing,
+    trace,
+    tracing,
+    tracing_state,
+)
+from fuseplan.patterns.choice import apply_patterns, plan_patterned
+from fuseplan.patterns.pattern import Pattern, flattened
 from fuseplan.pipeline import plan_best, plan_function, plan_traced
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.public_plan import Plan
-from fuseplan.report.comparison import Timing
+from fuseplan.report.comparison import Compared, Timing
 from fuseplan.report.frames import compare_frame, devices_frame, joined_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
 from fuseplan.runtime.background import InBackground
 from fuseplan.runtime.bind import fuse
-from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
+from fuseplan.runtime.compare import (
+    compare_patterned,
+    compare_plan,
+    default_planners,
+    require_measurable,
+    time_rows,
+)
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.runtime.derivative import plan_passes
 from fuseplan.runtime.known_shapes import KnownShapes, UnseenShapesError
@@ -111,6 +127,7 @@ def jit(
     constraints: Constraints | None = None,
     peers: Sequence[str] = (),
     cost_model: CostModel | None = None,
+    patterns: Any = (),
     **jit_options: Any,
 ) -> Any:
     """``jax.jit`` that plans which operations share a kernel, and emits these kernels.
@@ -142,6 +159,9 @@ def jit(
         peers: planners whose plans are made beside the solver's: the fastest of them is used. ``["xla"]``
             compiles the program by XLA, for the plan that ``jax.jit`` has.
         cost_model: prices the kernels in place of fuseplan's own model (``fuseplan.CostModel``).
+        patterns: ``fuseplan.Pattern``s: their matches are replaced by their replacements, each a kernel of
+            its own, before derivatives are taken and before planning. The function itself, as ``jax.jit``
+            runs it, stays as it is.
         **jit_options: options of ``jax.jit``, such as ``static_argnums`` and ``donate_argnums``.
 
     Returns:
@@ -154,6 +174,8 @@ def jit(
     Raises:
         FuseplanError: an unknown device or planner, or an invalid deadline.
         ConstraintError: at a call, if a constraint selects no operation or cannot hold.
+        PatternError: at a call, if a required pattern matches nothing, or a pattern overlaps itself or has a
+            replacement with another result.
 
     Example:
         >>> import jax.numpy as jnp
@@ -167,7 +189,7 @@ def jit(
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
             background=background, dynamic_shapes=dynamic_shapes, constraints=constraints, peers=peers,
-            cost_model=cost_model, **jit_options,
+            cost_model=cost_model, patterns=patterns, **jit_options,
         )  # fmt: skip
     if not callable(f):  # jax.jit's message, and the likely reason
         raise InvalidArgumentError(
@@ -182,6 +204,7 @@ def jit(
         constraints=constraints,
         peers=peers,
         cost_model=cost_model,
+        patterns=flattened(patterns),
     )
     if isinstance(device, jax.Device):
         jit_options = {**jit_options, "device": device}
@@ -327,15 +350,19 @@ class JitFused(Generic[P, R]):
             traced = self._reference.trace(*args, **kwargs)
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
-        as_traced, options = _flat(traced), with_figures(self._options())
+        options = with_figures(self._options())
+        applied = apply_patterns(traced.jaxpr, options, self._name)
+        as_traced, options = _flat(traced, applied.closed), replace(options, patterns=())
         flat = with_lean_scans(as_traced)
         plan = Plan.of(plan_of(flat, options, trace_s))
+        plan = replace(plan, notes=(*plan.notes, *applied.notes)) if applied.notes else plan
         called = None
         if not is_screened(options):
             if not runs_as_jax(plan):
                 return plan
         else:
-            settings = Settings(self._options(), "cpu", plan_of=plan_of, families=self._families)
+            own = replace(self._options(), patterns=())
+            settings = Settings(own, "cpu", plan_of=plan_of, families=self._families)
             called = plan_to_run(flat, settings)
         if called is not None:
             if has_same_loops(plan, called):
@@ -360,7 +387,9 @@ class JitFused(Generic[P, R]):
         self._call_indirectly()
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
-        return plan_passes(_flat(traced), self._options())
+        options = self._options()
+        applied = apply_patterns(traced.jaxpr, options, self._name)
+        return plan_passes(_flat(traced, applied.closed), replace(options, patterns=()))
 
     def measured(self, /, *args: Any, **kwargs: Any) -> Measurement | None:
         """The measurement of ``measure=True`` for arguments of these shapes; None if there is none."""
@@ -418,9 +447,9 @@ class JitFused(Generic[P, R]):
         self._reference.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
-def _flat(traced: Any) -> Traced:
-    """What ``jax.jit`` has traced, as ``fuseplan.frontend.trace`` has it."""
-    return flatten(traced.jaxpr, jax.tree.structure(traced.out_info))
+def _flat(traced: Any, closed: Any) -> Traced:
+    """What ``jax.jit`` has traced, as ``fuseplan.frontend.trace`` has it; ``closed`` is its jaxpr."""
+    return flatten(closed, jax.tree.structure(traced.out_info))
 
 
 def _emitted(
@@ -442,8 +471,17 @@ def _emitted(
 
 def _is_left_to_jax(options: Callable[[], Options], closed: Any) -> bool:
     """Whether calls of a traced function run ``jax.jit``'s program without planning."""
+    if options().patterns:
+        return False
     flat = flatten(closed)
     return with_lean_scans(flat) is flat and not may_loop_anywhere(flat, options())
+
+
+def _require_no_patterns(patterns: Sequence[Pattern]) -> None:
+    if patterns:
+        raise InvalidArgumentError(
+            "patterns are looked for in functions: pass the function instead of its lowered program"
+        )
 
 
 def _require_function(caller: str, f: Any, remedy: str = "") -> None:
@@ -462,6 +500,7 @@ def make_plan(
     features: Features = ALL_FEATURES,
     peers: Sequence[str] = (),
     cost_model: CostModel | None = None,
+    patterns: Any = (),
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
 
@@ -474,9 +513,11 @@ def make_plan(
 
     ``cost_model`` prices the kernels in place of fuseplan's own model (``fuseplan.CostModel``); the plan is
     proven, and checked, by its prices.
+    ``patterns`` are ``fuseplan.Pattern``s, whose matches are kernels of their own in the plan.
 
     Raises:
         FuseplanError: an unknown device or planner, or another invalid option.
+        PatternError: at a call, as for ``fuseplan.jit``.
         UnsupportedOperationError: at a call, with ``strict=True``, a primitive without a rule.
 
     Example:
@@ -490,14 +531,23 @@ def make_plan(
         _require_function("fuseplan.make_plan", f)
     elif strict:
         raise InvalidArgumentError("strict is an option of fuseplan.extend.lower, which made this program")
-    options = make_options(device, planner, deadline_s, strict, constraints, features, peers, cost_model)
+    every = flattened(patterns)
+    options = make_options(
+        device, planner, deadline_s, strict, constraints, features, peers, cost_model, every
+    )
     if isinstance(f, Lowered):
+        _require_no_patterns(every)
         program = f
         return lambda: Plan.of(plan_best(program, options))
+    name = getattr(f, "__name__", type(f).__name__)
 
     @functools.wraps(f)
     def planned(*args: Any, **kwargs: Any) -> Plan:
-        return Plan.of(plan_function(f, args, kwargs, options))
+        if not every:
+            return Plan.of(plan_function(f, args, kwargs, options))
+        started = time.perf_counter()
+        closed, out_tree = closed_jaxpr(f, args, kwargs)
+        return Plan.of(plan_patterned(closed, out_tree, options, name, time.perf_counter() - started))
 
     return planned
 
@@ -512,6 +562,7 @@ def compare(
     features: Features = ALL_FEATURES,
     measure: bool = False,
     cost_model: CostModel | None = None,
+    patterns: Any = (),
 ) -> Callable[..., pd.DataFrame]:
     """A function that plans ``f`` by each planner and returns a frame with a row for each.
 
@@ -538,6 +589,8 @@ def compare(
     are checked against those. This adds the columns ``measured_us, measured_ratio, temp_bytes, temp_ratio``
     (ratios to ``jax.jit`` in the same run; NaN where nothing was measured). XLA fuses operations that a plan
     leaves to it in its own way: on a CPU, all plans without tiled loops run the program of ``jax.jit``.
+
+    ``patterns``, as in ``make_plan``, are replaced for every planner.
 
     Raises:
         InvalidArgumentError: there are no planners or devices, or ``measure=True`` is given for another
@@ -566,33 +619,53 @@ def compare(
     given: list[Any] = list(device) if isinstance(device, (list, tuple)) else [device]
     if not given:
         raise InvalidArgumentError("device expects one or more devices, got none; leave it out for this one")
+    every = flattened(patterns)
     options = [
         [
-            make_options(of_device, name, deadline_s, False, constraints, features, cost_model=cost_model)
+            make_options(
+                of_device,
+                name,
+                deadline_s,
+                False,
+                constraints,
+                features,
+                cost_model=cost_model,
+                patterns=every,
+            )
             for name in (default_planners(of_device) if chosen is None else chosen)
         ]
         for of_device in map(resolve_device, given)
     ]
 
-    def frame_of(lowered: Lowered, time: Callable[..., Sequence[Timing] | None]) -> pd.DataFrame:
+    def frame_of(
+        planned: Callable[[list[Options]], Sequence[Compared]],
+        time: Callable[..., Sequence[Timing] | None],
+    ) -> pd.DataFrame:
         frames = []
         for of_device in options:
-            rows = [compare_plan(lowered, option) for option in of_device]
+            rows = planned(of_device)
             name = of_device[0].device.name if several else None
             frames.append(compare_frame(rows, time(of_device, rows), name))
         return frames[0] if len(frames) == 1 else joined_frame(frames)
 
+    def plans_of(lowered: Lowered) -> Callable[[list[Options]], Sequence[Compared]]:
+        return lambda of_device: [compare_plan(lowered, option) for option in of_device]
+
     if isinstance(f, Lowered):
+        _require_no_patterns(every)
         program = f
-        return lambda: frame_of(program, lambda *_: None)
+        return lambda: frame_of(plans_of(program), lambda *_: None)
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
         if measure:
             require_measurable([option for of_device in options for option in of_device], args, kwargs)
-        lowered = lower(trace(f, *args, **kwargs))
+        if every:
+            planned: Any = functools.partial(compare_patterned, f, args, kwargs)
+        else:
+            planned = plans_of(lower(trace(f, *args, **kwargs)))
         return frame_of(
-            lowered, lambda options, rows: [*time_rows(f, args, kwargs, options, rows)] if measure else None
+            planned, lambda options, rows: [*time_rows(f, args, kwargs, options, rows)] if measure else None
         )
 
     return compared

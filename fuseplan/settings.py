@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
 from costmodel.device_fields import InvalidDeviceError
@@ -27,6 +28,7 @@ def make_options(
     features: Features = ALL_FEATURES,
     peers: Sequence[str] = (),
     cost_model: CostModel | None = None,
+    patterns: tuple[Any, ...] = (),
 ) -> Options:
     """Check the options of a call, and resolve its device; ``None`` is the device of JAX's default backend.
     With a ``cost_model`` it is the device whose kernels that model prices.
@@ -66,7 +68,7 @@ def make_options(
             resolved = with_cost_model(resolved, cost_model)
         except CostModelError as error:
             raise InvalidArgumentError(str(error)) from None
-    return Options(resolved, planner, float(deadline_s), strict, limits, features, tuple(peers))
+    return Options(resolved, planner, float(deadline_s), strict, limits, features, tuple(peers), patterns)
 
 
 def with_figures(options: Options) -> Options:

@@ -17,7 +17,7 @@ from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
 from fuseplan.frontend.ops.rule import Rule, Space
 from fuseplan.frontend.simplify import fold, roots
-from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
+from fuseplan.frontend.trace import PATTERN, Equation, Flat, Literal, Operand
 from fuseplan.support.errors import ExtensionError, FuseplanError, UnsupportedOperationError
 from fuseplan.support.memo import memoised
 
@@ -90,7 +90,7 @@ class NodeTemplates:
         params = describe.params(name, eqn.params)
         alone = eqn.effects or eqn.is_set_apart
         shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
-        key = (name, params, literals, shapes, alone, eqn.effects)
+        key = (name, eqn.op, params, literals, shapes, alone, eqn.effects)
         found = self._known.get(key)
         if found is None:
             text = repr((name, params.items, literals))
@@ -99,7 +99,7 @@ class NodeTemplates:
             arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
             found = self._known[key] = Node(
                 -1,
-                name,
+                eqn.op,
                 OpKind.OPAQUE if alone else rule.kind,
                 (),
                 (),
@@ -115,6 +115,7 @@ class NodeTemplates:
                 digest if params.portable else -1 - digest,
                 reciprocal=_is_reciprocal(eqn),
                 takes_part=name in ("slice", "dynamic_slice", "gather") or DimRole.ADDRESSED in space.roles,
+                given_ps=eqn.params["time_ps"] if name == PATTERN else None,
             )
         return found
 

@@ -104,7 +104,7 @@ def _check(program: Lowered) -> None:
         arrays = tuple(v for v in equation.inputs if not isinstance(v, Literal))
         assert arrays == node.inputs, f"n{node.id} reads what its equation reads"
         assert equation.outputs == node.outputs, f"n{node.id} makes what its equation makes"
-        assert equation.primitive.name == node.op, f"n{node.id} is {node.op}"
+        assert equation.op == node.op, f"n{node.id} is {node.op}"
     for value, aval in zip(graph.values, program.avals, strict=True):
         assert tuple(getattr(aval, "shape", ())) == value.shape, f"v{value.id} has its aval's shape"
 

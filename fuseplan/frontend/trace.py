@@ -37,6 +37,26 @@ INLINED = {
     "fused": "jaxpr",  # an inner fused function (``fuseplan.runtime.primitive``)
 }
 
+PATTERN = "pattern"
+"""The primitive of what a library kernel computes in the place of a matched part of a program
+(``fuseplan.patterns``)."""
+
+_PATTERN_CALL = f"{PATTERN}:"
+"""Begins the name of a ``jit`` that holds the derivative of such a kernel, or the kernel of a batch."""
+
+
+def pattern_call(name: str) -> str:
+    """The name of a ``jit`` that is not inlined, for the pattern ``name``."""
+    return _PATTERN_CALL + name
+
+
+def _pattern_of(primitive: str, params: Mapping[str, Any]) -> str:
+    """The name of the pattern that an equation stands for; empty if it stands for none."""
+    if primitive == PATTERN:
+        return str(params["name"])
+    name = str(params.get("name", "")) if primitive == "jit" else ""
+    return name.removeprefix(_PATTERN_CALL) if name.startswith(_PATTERN_CALL) else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Equation:
@@ -57,6 +77,11 @@ class Equation:
     """The ``jax.named_scope``s around the equation, outermost first."""
     origin: int = -1
     """The id of the node that the equation was first lowered to, kept by rewrites. -1 before lowering."""
+
+    @property
+    def op(self) -> str:
+        """The name of the operation in plans: that of its primitive, or of its pattern."""
+        return _pattern_of(self.primitive.name, self.params) or str(self.primitive.name)
 
     @property
     def source(self) -> str:
@@ -248,24 +273,30 @@ def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Traced:
         >>> [str(e.primitive) for e in trace(lambda x: jnp.tanh(x) * 2, jnp.ones(3)).equations]
         ['tanh', 'mul']
     """
-    closed, out_tree = _traced(f, args, kwargs)
+    closed, out_tree = closed_jaxpr(f, args, kwargs)
     return flatten(closed, out_tree)
 
 
 def trace_used(
-    f: Callable[..., Any], args: Any, kwargs: Any, static_argnums: Sequence[int]
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    static_argnums: Sequence[int],
+    rewrite: Callable[[jex_core.ClosedJaxpr], jex_core.ClosedJaxpr] | None = None,
 ) -> tuple[Traced, list[bool]]:
     """As ``trace``, as a function of those arrays among the arguments that ``f`` uses; and which these are of
     all, in the order of ``jax.tree.leaves((args, kwargs))``. The arguments at ``static_argnums`` are given to
-    ``f`` as they are."""
-    closed, out_tree = _traced(f, args, kwargs, static_argnums)
+    ``f`` as they are. ``rewrite`` replaces what was traced."""
+    closed, out_tree = closed_jaxpr(f, args, kwargs, static_argnums)
+    closed = closed if rewrite is None else rewrite(closed)
     closed, used = jax_compat.without_unused(closed)
     return flatten(closed, out_tree), used
 
 
-def _traced(
+def closed_jaxpr(
     f: Callable[..., Any], args: Any, kwargs: Any, static_argnums: Sequence[int] = ()
 ) -> tuple[jex_core.ClosedJaxpr, Any]:
+    """The closed jaxpr of ``f`` at these arguments, and the tree of its results."""
     traced = jax.make_jaxpr(f, static_argnums, return_shape=True)
     with tracing():
         closed, out_shape = traced(*args, **kwargs)
@@ -300,7 +331,7 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
 def _calls(jaxpr: jex_core.Jaxpr, name: str) -> bool:
     """Whether ``jaxpr``, or one inlined in it, has an equation of that name."""
     for eqn in jaxpr.eqns:
-        inner = _Flattener.inlinable(eqn)
+        inner = inlinable(eqn)
         if eqn.primitive.name == name or (inner is not None and _calls(inner[0], name)):
             return True
     return False
@@ -349,7 +380,7 @@ class _Flattener:
             if _changes_only_type(eqn):
                 env[eqn.outvars[0]] = operands[0]
                 continue
-            inner = self.inlinable(eqn)
+            inner = inlinable(eqn)
             frames = (eqn.source_info, *callers)
             scope = within + jax_compat.scope_names(eqn.source_info)
             if inner is None:
@@ -395,20 +426,23 @@ class _Flattener:
             shielded[i] = number
         return shielded
 
-    @staticmethod
-    def inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
-        key = INLINED.get(eqn.primitive.name)
-        if key is None or key not in eqn.params:
+
+def inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
+    """The body of a call that is inlined, and its constants; None for any other equation."""
+    key = INLINED.get(eqn.primitive.name)
+    if key is None or key not in eqn.params:
+        return None
+    for name in ("in_shardings", "out_shardings"):
+        if name in eqn.params and not all(map(jax_compat.is_unspecified, eqn.params[name])):
             return None
-        for name in ("in_shardings", "out_shardings"):
-            if name in eqn.params and not all(map(jax_compat.is_unspecified, eqn.params[name])):
-                return None
-        body = eqn.params[key]
-        if eqn.primitive.name == "fused" and not eqn.params["call"].is_plain:
-            return None
-        if isinstance(body, jex_core.ClosedJaxpr):
-            return body.jaxpr, tuple(body.consts)
-        return body, ()
+    body = eqn.params[key]
+    if eqn.primitive.name == "fused" and not eqn.params["call"].is_plain:
+        return None
+    if _pattern_of(eqn.primitive.name, eqn.params):
+        return None
+    if isinstance(body, jex_core.ClosedJaxpr):
+        return body.jaxpr, tuple(body.consts)
+    return body, ()
 
 
 def live(equations: Sequence[Equation], outputs: Sequence[Operand]) -> tuple[Equation, ...]:

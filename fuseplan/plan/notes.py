@@ -25,6 +25,7 @@ _PART = "{count} operations from {node} on"
 _UNPROVEN = f"{{limit}} came before the plan of {_PART} was proven"
 _SCALAR = "a scalar that ties more than {most} operations together is passed between their kernels: "
 _AS_JAX = "a call runs jax.jit's own program: no tiled loop gains here, and XLA groups the rest as it likes"
+_WITH_AND_WITHOUT = "the plan takes {with_ps:us} µs with it and {without_ps:us} µs without"
 _ASSUMED = "assumed of {device}, not measured or published: {figures}"
 
 
@@ -117,6 +118,14 @@ class NoteKind(Enum):
         "operands and results of {on_chip_bytes:bytes} lie on chip in XLA's program, and cost here what they "
         "would in HBM, as in every plan"
     )
+
+    # Patterns and their replacements (``fuseplan.patterns``).
+    PATTERN_USED = "pattern {pattern!r}: {count} matches are kernels of their own"
+    PATTERN_FASTER = "pattern {pattern!r} is used: " + _WITH_AND_WITHOUT
+    PATTERN_SLOWER = "pattern {pattern!r} is not used: " + _WITH_AND_WITHOUT
+    PATTERN_REFUSED = "pattern {pattern!r} is not used at {place}: {reason}"
+    PATTERN_FAILED = "pattern {pattern!r} is not used at {place}: its replacement failed ({reason})"
+    PATTERN_ABSENT = "patterns that match nothing: {patterns}"
 
     # The user's options, constraints and operations.
     SWITCHED_OFF = "switched off: {features}"

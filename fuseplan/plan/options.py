@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from costmodel.device import DeviceSpec
 from fuseplan.plan.constraints import Constraints
@@ -72,6 +73,8 @@ class Options:
     features: Features = ALL_FEATURES
     peers: tuple[str, ...] = ()
     """Planners whose plans are made, too: the fastest plan is used."""
+    patterns: tuple[Any, ...] = ()
+    """The ``fuseplan.Pattern``s whose matches are replaced before planning, highest priority first."""
     only_loops: bool = False
     """Plan only what changes the program that runs on a CPU, the tiled loops: the components that may have
     one, without a bound. XLA regroups all other operations."""

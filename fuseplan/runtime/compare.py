@@ -11,7 +11,9 @@ from typing import Any
 import jax
 
 from costmodel.device import DeviceSpec
-from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import closed_jaxpr, flatten
+from fuseplan.patterns.choice import apply_patterns
 from fuseplan.pipeline import plan_best
 from fuseplan.plan.options import Options
 from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels, planner_names
@@ -83,6 +85,22 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
         return Compared(options.planner, plan, plan_best(lowered, as_traced).objective_ps)
     except MemoryLimitError:
         return Compared(options.planner, plan)
+
+
+def compare_patterned(
+    f: Callable[..., Any], args: Any, kwargs: Any, options: Sequence[Options]
+) -> list[Compared]:
+    """As ``compare_plan`` for each of ``options``, of a function whose matches of patterns are replaced."""
+    closed, out_tree = closed_jaxpr(f, args, kwargs)
+    name = getattr(f, "__name__", type(f).__name__)
+    rows = []
+    for option in options:
+        applied = apply_patterns(closed, option, name, out_tree=out_tree)
+        row = compare_plan(lower(flatten(applied.closed, out_tree)), replace(option, patterns=()))
+        if row.plan is not None and applied.notes:
+            row = replace(row, plan=replace(row.plan, notes=(*row.plan.notes, *applied.notes)))
+        rows.append(row)
+    return rows
 
 
 def time_rows(

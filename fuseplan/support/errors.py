@@ -41,6 +41,10 @@ class ConstraintError(FuseplanError, ValueError):
     """A constraint selects nothing, or cannot hold together with the rules or another one."""
 
 
+class PatternError(FuseplanError, ValueError):
+    """A pattern matches nothing, overlaps itself, or has a replacement with another result."""
+
+
 class MismatchError(FuseplanError, AssertionError):
     """``FUSEPLAN_CHECK=1`` found that a fused result differs from JAX's own."""
 
@@ -126,7 +130,8 @@ class Verdict:
     - ``on-chip``: no tile fits on chip;
     - ``constraint``: the user's constraints forbid it;
     - ``nest``: the operations belong to loops that are faster than any other group;
-    - ``guard``: the sizes are not those that the groups were decided for.
+    - ``guard``: the sizes are not those that the groups were decided for;
+    - ``pattern``: a pattern's check refuses a match.
 
     Code compares rules, never reasons. A reason has no number of a node or value but in a user's own words:
     equal groups share it.

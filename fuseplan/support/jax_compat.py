@@ -113,6 +113,15 @@ def source_line(source_info: Any) -> str:
     return _source_info_util.summarize(source_info)
 
 
+def inlined_source(inner: Any, outer: Any) -> Any:
+    """The ``source_info`` of an equation that is inlined from a call whose own is ``outer``.
+
+    ``jax.extend`` has no way to make one.
+    """
+    traceback = inner.traceback if source_line(inner) else outer.traceback
+    return inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
+
+
 def scope_names(source_info: Any) -> tuple[str, ...]:
     """The ``jax.named_scope``s around an equation, outermost first, without the transformations
     (``jvp``, ``vmap``) that stand between them.

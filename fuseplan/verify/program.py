@@ -55,8 +55,8 @@ def check_program(graph: Graph, program: Lowered) -> str:
 
 def _check_node(node: Node, equation: Equation, templates: NodeTemplates) -> str:
     where = f"n{node.id} {node.op}"
-    if node.op != equation.primitive.name:
-        raise RefutedError(f"{where} is {equation.primitive.name} in the program")
+    if node.op != equation.op:
+        raise RefutedError(f"{where} is {equation.op} in the program")
     operands = tuple([v for v in equation.inputs if not isinstance(v, Literal)])
     for verb, own, others in (("reads", node.inputs, operands), ("makes", node.outputs, equation.outputs)):
         if own != others:

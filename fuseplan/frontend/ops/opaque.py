@@ -14,7 +14,7 @@ from jax.extend import core as jex_core
 from costmodel.graph import Flops, OpKind
 from fuseplan.frontend.ops.random_bits import random_bits_flops
 from fuseplan.frontend.ops.rule import PALLAS, Rule, in_size, no_flops, out_size, rule_of, whole_space
-from fuseplan.frontend.trace import Equation, flatten
+from fuseplan.frontend.trace import PATTERN, Equation, flatten
 from fuseplan.support import jax_compat
 
 
@@ -48,6 +48,12 @@ def _fused_flops(eqn: Equation) -> Flops:
     return body_flops(jex_core.ClosedJaxpr(jaxpr, [None] * len(jaxpr.constvars)))
 
 
+def _pattern_flops(eqn: Equation) -> Flops:
+    """The flops of what the kernel computes in the place of."""
+    flops: Flops = eqn.params["flops"]
+    return flops
+
+
 def _fft_flops(eqn: Equation) -> Flops:
     """``5 n log2 n`` for each transform of ``n`` (C. Van Loan, Computational Frameworks for the FFT)."""
     n = math.prod(eqn.params["fft_lengths"])
@@ -65,6 +71,7 @@ _FLOPS: dict[Callable[[Equation], Flops], tuple[str, ...]] = {
     _cond_flops: ("cond",),
     _fused_flops: ("fused",),
     _fft_flops: ("fft",),
+    _pattern_flops: (PATTERN,),
     _flops_per_element: ("psum", "psum_invariant", "pmax", "pmin", "reduce_scatter"),
     _call_flops: ("jit", "shard_map", "closed_call", "custom_lin"),
     random_bits_flops: ("rng_bit_generator",),

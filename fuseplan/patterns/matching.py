@@ -1,0 +1,586 @@
+"""``Match``: one place of a program where a pattern matches, and the search for all of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from costmodel.graph import Flops
+from fuseplan.frontend.flat_view import ClosedJaxpr, FlatView, Insertion, opened_calls
+from fuseplan.frontend.ops import rule_of
+from fuseplan.frontend.trace import Literal, closed_jaxpr
+from fuseplan.patterns.pattern import Pattern, asked
+from fuseplan.patterns.unify import (
+    NONE,
+    Bound,
+    Dims,
+    Matcher,
+    Miss,
+    Side,
+    State,
+    kind_of,
+    optional_factors,
+)
+from fuseplan.support.errors import ExtensionError, FuseplanError, PatternError, Verdict, first_line
+
+MAX_BATCH = 5
+"""The most dimensions that ``...`` stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array of a program: its shape, dtype, the operation that makes it, and where in the user's code."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    op: str
+    """The name of the primitive; empty for an input."""
+    source: str
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        return f"{self.dtype}{list(self.shape)} of {self.op or 'an input'}{where}"
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """One place of a program where a pattern matches."""
+
+    pattern: Pattern
+    source: str
+    """``file:line (function)`` of the last operation."""
+    equations: tuple[str, ...]
+    """The matched equations, in order."""
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    """What the pattern's arguments are bound to, in the pattern's order of dimensions. A value that is
+    broadcast has size one there, where the pattern can be traced with that."""
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    constants: Mapping[str, Any]
+    """The numbers that ``patterns.constant`` has bound."""
+    named: Mapping[str, Value]
+    """The values that ``patterns.name`` names, with the program's order of dimensions."""
+    used_outside: tuple[Value, ...]
+    """The values inside of the match that depend on its arguments and that other operations read, too. They
+    are computed all the same."""
+    flops: Flops
+    """The operations of the matched equations that need not be computed any more."""
+    device: Any = None
+    """The ``DeviceSpec`` that the program is planned for, where it is known."""
+    where: str = ""
+    """The loop, branch or call whose body the match is in; empty for the function itself."""
+    place: Place | None = field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of arguments and results."""
+        return sum(
+            int(jnp.dtype(a.dtype).itemsize) * _size(a.shape) for a in (*self.arguments, *self.results)
+        )
+
+    @property
+    def is_used_outside(self) -> bool:
+        """Whether an operation outside of the match reads a value inside of it."""
+        return bool(self.used_outside)
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.arguments)
+        said = [
+            f"{self.pattern.name} at {self.source or 'an unknown line'}{self.where and f', in {self.where}'}"
+        ]
+        said.append(f"  arguments: {shapes}")
+        if self.constants:
+            said.append("  constants: " + ", ".join(f"{k} = {v!r}" for k, v in self.constants.items()))
+        said += [f"  {name}: {value}" for name, value in self.named.items()]
+        said += [f"  also read outside: {value}" for value in self.used_outside]
+        return "\n".join(said + [f"    {text}" for text in self.equations])
+
+
+def _size(shape: Sequence[int]) -> int:
+    return functools.reduce(lambda a, b: a * b, shape, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How a match is bound in a flat view."""
+
+    roots: tuple[int, ...]
+    """For each result of the pattern, the value of the program that it takes the place of."""
+    layouts: tuple[Dims, ...]
+    """For each result, for each of its dimensions the one of that value."""
+    arguments: tuple[Bound, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    """The shapes of the arguments as the pattern was traced."""
+    equations: tuple[int, ...]
+    removed: frozenset[int]
+    """The positions of equations that nothing needs any more."""
+    values: tuple[int, ...]
+    """Numbers of the roots, equal for equal expressions."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """A place where most of a pattern matches, and the first difference."""
+
+    pattern: str
+    n_matched: int
+    n_equations: int
+    expected: str
+    found: str
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pattern}: {self.n_matched} of {self.n_equations} equations match at "
+            f"{self.source or 'an unknown line'}; expected {self.expected}, found {self.found}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A match that may not be used, and why."""
+
+    match: Match
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.match.pattern.name} at {self.match.source or 'an unknown line'}: {self.verdict.reason}"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a search for one pattern in one flat view has found."""
+
+    matches: list[Match] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    near_misses: list[NearMiss] = field(default_factory=list)
+
+
+class _Traced:
+    """A pattern's function, traced at some shapes."""
+
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        self.side = Side(FlatView(closed), is_pattern=True)
+        flat = self.side.flat
+        self.outputs = flat.outputs
+        self.roots: list[int] = []
+        self.layouts: list[Dims] = []
+        """For each result, for each of its dimensions the root's."""
+        for v in flat.outputs:
+            seen = self.side.view(v)
+            if not isinstance(seen.root, int) or seen.root in flat.inputs or seen.root in flat.consts:
+                raise ValueError("a result is an argument, or does not depend on any")
+            shape = self.side.shape(v)
+            if any(d == NONE and n != 1 for d, n in zip(seen.dims, shape, strict=True)):
+                raise ValueError("a result is broadcast along a dimension")
+            self.roots.append(seen.root)
+            self.layouts.append(seen.dims)
+        if any(eqn.effects for eqn in flat.equations):
+            raise ValueError("it has side effects")
+        self.of_arguments = set(flat.inputs)
+        """The values that depend on an argument: not those of a mask that is made of indices."""
+        for eqn in flat.equations:
+            if not self.of_arguments.isdisjoint(v for v in eqn.inputs if not isinstance(v, Literal)):
+                self.of_arguments.update(eqn.outputs)
+
+    @property
+    def n_equations(self) -> int:
+        """The number of equations to match."""
+        side = self.side
+        return sum(
+            any(side.view(v).root == v for v in eqn.outputs) and not eqn.primitive.name.startswith("pattern_")
+            for n, eqn in enumerate(side.flat.equations)
+            if n in side.flat.needed and eqn.inputs
+        )
+
+
+def _traced(pattern: Pattern, examples: Sequence[Any]) -> _Traced | str:
+    """The pattern at these arguments, or why it cannot be traced or looked for there."""
+    key = tuple([(a.shape, str(a.dtype)) for a in examples])
+    known: _Traced | str | None = pattern.traces.get(key)
+    if known is None:
+        try:
+            known = _Traced(closed_jaxpr(pattern.f, tuple(examples), {})[0])
+        except (FuseplanError, MemoryError):
+            raise
+        except Exception as error:
+            known = f"{type(error).__name__}: {first_line(error)}"
+        pattern.traces.update([(key, known)])
+    return known
+
+
+def forms(pattern: Pattern, ranks: Callable[[_Traced], Collection[int]]) -> Iterator[_Traced]:
+    """The pattern at each number of leading dimensions at which it can be traced, and may have a match:
+    ``ranks`` has, of a pattern at some number, the numbers of dimensions that its first result may have.
+
+    Raises:
+        PatternError: it can be traced at none.
+    """
+    counts = range(MAX_BATCH + 1) if any(a.is_batched for a in pattern.arguments) else (0,)
+    first: int | None = None
+    possible: Collection[int] = ()
+    told, reason = "", ""
+    for n in counts:
+        if first is not None and first + n not in possible:
+            continue
+        examples = pattern.examples(n)
+        traced = _traced(pattern, examples)
+        if isinstance(traced, str):
+            told, reason = ", ".join(f"{a.dtype}{list(a.shape)}" for a in examples), traced
+            continue
+        if first is None:
+            rank = len(traced.side.shape(traced.roots[0]))
+            first, possible = rank - n, ranks(traced)
+        if len(traced.side.shape(traced.roots[0])) in possible:
+            yield traced
+    if first is None:
+        raise PatternError(
+            f"the pattern {pattern.name!r} cannot be looked for: traced at {told or 'no arguments'}, "
+            f"{reason}. Give the dimensions of its arguments, as in args=('... t d', '... s d')"
+        )
+
+
+class Search:
+    """Looks for patterns in one flat view."""
+
+    def __init__(self, flat: FlatView, device: Any = None, where: str = "", explain: bool = False) -> None:
+        self.flat, self.device, self.where = flat, device, where
+        self.explain = explain
+        """Whether to look for near misses, too."""
+        self.side = Side(flat)
+
+    def find(self, pattern: Pattern) -> Found:
+        """All matches of a pattern, in the order of the program."""
+        found = Found()
+        taken: set[int] = set()
+        for traced in forms(pattern, lambda t: {len(self.side.shape(v)) for v in self._anchors(t)}):
+            matcher = Matcher(traced.side, self.side, strict=False)
+            rank = len(traced.side.shape(traced.roots[0]))
+            for anchor in self._anchors(traced):
+                if anchor in taken or len(self.side.shape(anchor)) != rank:
+                    continue
+                if self._at(pattern, traced, matcher, anchor, found):
+                    taken.add(anchor)
+        found.matches.sort(key=lambda m: m.place.equations[-1] if m.place else 0)
+        found.near_misses.sort(key=lambda miss: -miss.n_matched)
+        return found
+
+    def _anchors(self, traced: _Traced) -> list[int]:
+        """The values of the program that the same operation makes as the pattern's first result; also what is
+        left of that without a multiplication that may be missing."""
+        side, root = traced.side, traced.roots[0]
+        _, k = side.flat.producer[root]
+        roots = [root, *(side.view(v).root for v, _ in optional_factors(side, root))]
+        names = dict.fromkeys(side.name_of(r) for r in roots)
+        every = [self.flat.equations[n].outputs for name in names for n in self.side.by_name.get(name, ())]
+        return [outputs[k] for outputs in every if k < len(outputs)]
+
+    def _at(self, pattern: Pattern, traced: _Traced, matcher: Matcher, anchor: int, found: Found) -> bool:
+        """Add the match at ``anchor``, its refusal, or what differs there."""
+        matcher.miss = None
+        reason, last = "", None
+        for state in self._states(traced, matcher, anchor):
+            match = self._confirmed(pattern, state, anchor)
+            if isinstance(match, Match):
+                verdict = self._refused(match)
+                if verdict is None:
+                    found.matches.append(match)
+                else:
+                    found.refusals.append(Refusal(match, verdict))
+                return True
+            reason, last = (match, state) if not reason else (reason, last)
+        if not self.explain:
+            return False
+        if reason and last is not None:
+            at = self.flat.producer[anchor][0]
+            found.near_misses.append(
+                NearMiss(pattern.name, len(last.equations), traced.n_equations, "the pattern at these shapes",
+                         reason, self.flat.equations[at].source)
+            )  # fmt: skip
+            return False
+        if matcher.miss is None:
+            for _ in matcher.attempts(traced.roots[0], anchor):
+                break
+        miss: Miss | None = matcher.miss
+        if miss is not None and miss.n_matched:
+            source = self.flat.equations[self.flat.producer[anchor][0] if miss.at is None else miss.at].source
+            found.near_misses.append(
+                NearMiss(pattern.name, miss.n_matched, traced.n_equations, miss.expected, miss.found, source)
+            )
+        return False
+
+    def _states(
+        self, traced: _Traced, matcher: Matcher, anchor: int, start: State | None = None
+    ) -> Iterator[State]:
+        """The ways in which all results of a pattern match, the first one at ``anchor``."""
+
+        def rest(k: int, state: State) -> Iterator[State]:
+            if k == len(traced.roots):
+                yield state
+                return
+            root = traced.roots[k]
+            if root in state.values:
+                yield from rest(k + 1, state)
+                return
+            at = traced.side.flat.producer[root]
+            form = traced.side.form(at[0])
+            for n in self.side.by_name.get(form.name if form else "", ()):
+                eqn = self.flat.equations[n]
+                if at[1] < len(eqn.outputs):
+                    for new in matcher.at(root, eqn.outputs[at[1]], state):
+                        yield from rest(k + 1, new)
+
+        for state in matcher.at(traced.roots[0], anchor, start):
+            yield from rest(1, state)
+
+    def _confirmed(self, pattern: Pattern, state: State, anchor: int) -> Match | str:
+        """The match of the pattern as traced at the shapes that were found, or why there is none."""
+        numbers = sorted(state.arguments)
+        if len(numbers) < len(pattern.arguments):
+            return "an argument of the pattern is not used in it"
+        bounds = [state.arguments[v] for v in numbers]
+        compact = [self._compact(b) for b in bounds]
+        full = [b.extents for b in bounds]
+        reason = ""
+        for shapes in dict.fromkeys((tuple(compact), tuple(full))):
+            disagreement = pattern.disagreement(shapes)
+            if disagreement:
+                reason = reason or disagreement
+                continue
+            types = [
+                jax.ShapeDtypeStruct(s, self.flat.type_of(b.root).dtype)
+                for s, b in zip(shapes, bounds, strict=True)
+            ]
+            traced = _traced(pattern, types)
+            if isinstance(traced, str):
+                reason = reason or traced
+                continue
+            matcher = Matcher(traced.side, self.side, strict=True)
+            for new in self._states(traced, matcher, anchor):
+                if self._is_bound_alike(new, bounds):
+                    match = self._match(pattern, traced, new, shapes, types)
+                    if isinstance(match, Match):
+                        return match
+                    reason = match
+            miss = matcher.miss
+            if miss is not None:
+                reason = reason or f"{miss.found} instead of {miss.expected}"
+        return reason or "other numbers or extents"
+
+    def _compact(self, bound: Bound) -> tuple[int, ...]:
+        shape = () if isinstance(bound.root, Literal) else self.side.shape(bound.root)
+        return tuple([1 if d == NONE else shape[d] for d in bound.dims])
+
+    def _is_bound_alike(self, state: State, bounds: Sequence[Bound]) -> bool:
+        new = [state.arguments[v] for v in sorted(state.arguments)]
+
+        def is_same(a: Bound, b: Bound) -> bool:
+            if isinstance(a.root, Literal) or isinstance(b.root, Literal):
+                return isinstance(a.root, Literal) and isinstance(b.root, Literal)
+            return self.flat.numbers[a.root] == self.flat.numbers[b.root] and a.dims == b.dims
+
+        return len(new) == len(bounds) and all(map(is_same, new, bounds))
+
+    def _match(
+        self,
+        pattern: Pattern,
+        traced: _Traced,
+        state: State,
+        shapes: tuple[tuple[int, ...], ...],
+        types: Sequence[jax.ShapeDtypeStruct],
+    ) -> Match | str:
+        flat, side = self.flat, traced.side
+        roots, layouts = [], []
+        for root, layout in zip(traced.roots, traced.layouts, strict=True):
+            value, dims = state.values[root]
+            roots.append(value)
+            layouts.append(tuple([NONE if d == NONE else dims[d] for d in layout]))
+        bounds = tuple([state.arguments[v] for v in sorted(state.arguments)])
+        reads = [b.root for b in bounds if not isinstance(b.root, Literal)]
+        equations = sorted(set(state.equations.values()))
+        results = [side.flat.type_of(v) for v in traced.outputs]
+        for value, result in zip(roots, results, strict=True):
+            needed = self._precision(value)
+            given = _bits(result.dtype)
+            if needed > given:
+                return (
+                    f"its result {result.str_short()} is narrower than the {needed} bits that are read of "
+                    f"{flat.avals[value].str_short()}"
+                )
+        replaced = dict.fromkeys(roots, reads)
+        if len(roots) > 1 and flat.reaches(roots, reads):
+            return "an argument depends on a result"
+        if any(flat.equations[n].effects for n in equations):
+            return "an operation has side effects"
+        left = flat.live(replaced)
+        removed = flat.needed - left
+        calls = opened_calls(flat, [Insertion(tuple(roots), tuple(reads), lambda *_: [])])
+        for n in equations:
+            calls.update(flat.call_of[n].around)
+        for call in calls:
+            if call.has_rules and any(n in left for n in call.within()):
+                return (
+                    f"it would take apart {call.eqn.primitive.name}, whose own derivative or "
+                    "rematerialisation would be lost"
+                )
+        inside = {state.values[p][0] for p in traced.of_arguments if p in state.values} - set(roots)
+        # A value that is computed again elsewhere is one value once the program is compiled.
+        computed = {flat.numbers[v] for n in left for v in flat.equations[n].outputs}
+        outside = sorted(v for v in inside if v in flat.producer and flat.numbers[v] in computed)
+        named = {name: self._value(v) for name, v in state.named.items()}
+        source = flat.equations[flat.producer[roots[-1]][0]].source
+        flops = sum(
+            (rule_of(flat.equations[n]).flops(flat.equations[n]) for n in equations if n in removed or
+             not set(flat.equations[n].outputs).isdisjoint(roots)),
+            Flops(),
+        )  # fmt: skip
+        return Match(
+            pattern,
+            source,
+            tuple([str(flat.equations[n]) for n in equations]),
+            tuple(types),
+            tuple([jax.ShapeDtypeStruct(r.shape, r.dtype) for r in results]),
+            dict(state.constants),
+            named,
+            tuple(map(self._value, outside)),
+            flops,
+            self.device,
+            self.where,
+            Place(
+                tuple(roots),
+                tuple(layouts),
+                bounds,
+                shapes,
+                tuple(equations),
+                removed,
+                tuple([flat.numbers[v] for v in roots]),
+            ),
+        )
+
+    def _precision(self, v: int) -> int:
+        """The bits of the widest floating-point dtype in which a value is read."""
+        flat = self.flat
+        own = _bits(flat.avals[v].dtype)
+        if kind_of(flat.avals[v].dtype) != "float" or v in flat.outputs:
+            return own
+        bits = 0
+        for n in self._readers.get(v, ()):
+            eqn = flat.equations[n]
+            passed = self.side._sources(eqn, casts=True)
+            if passed is None or eqn.inputs[0] != v:
+                return own
+            bits = max(bits, min(own, self._precision(eqn.outputs[0])))
+        return bits
+
+    @functools.cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for n in self.flat.needed:
+            for v in self.flat.equations[n].inputs:
+                if not isinstance(v, Literal):
+                    found.setdefault(v, []).append(n)
+        return found
+
+    def _value(self, v: int) -> Value:
+        aval = self.flat.avals[v]
+        at = self.flat.producer.get(v)
+        eqn = None if at is None else self.flat.equations[at[0]]
+        return Value(
+            tuple(aval.shape), aval.dtype, "" if eqn is None else eqn.op, "" if eqn is None else eqn.source
+        )
+
+    def _refused(self, match: Match) -> Verdict | None:
+        """Why the pattern's check refuses a match, or None."""
+        check = match.pattern.check
+        if check is None:
+            return None
+        return verdict_of(match, asked(match.pattern, "check", check, match))
+
+
+def verdict_of(match: Match, answer: Any) -> Verdict | None:
+    """The answer of a check as a verdict."""
+    name = match.pattern.name
+    nodes = match.place.equations if match.place else ()
+    if answer is None or answer is True:
+        return None
+    if answer is False:
+        return Verdict("pattern", f"the check of {name} returned False", nodes)
+    if isinstance(answer, str):
+        return Verdict("pattern", answer, nodes) if answer else None
+    if isinstance(answer, Verdict):
+        return answer
+    raise ExtensionError(
+        f"check of the pattern {name!r} should return None or True, or False, a reason or a Verdict, "
+        f"got {answer!r}"
+    )
+
+
+def _bits(dtype: Any) -> int:
+    return int(jnp.finfo(dtype).bits) if kind_of(dtype) == "float" else 0
+
+
+def claimed(found: Sequence[tuple[Pattern, Found]], function: str) -> tuple[list[Match], list[Refusal]]:
+    """The matches to use of those of several patterns, highest priority first: the first match of an
+    operation counts.
+
+    Raises:
+        PatternError: two matches of one pattern overlap, so that which one to use is ambiguous.
+    """
+    used: list[Match] = []
+    passed_over: list[Refusal] = []
+    owner: dict[int, Match] = {}
+    for _, own in found:
+        again = _overlapping(own.matches, function)
+        for match in own.matches:
+            if id(match) in again:
+                continue
+            place = match.place
+            assert place is not None
+            first = next((owner[n] for n in place.equations if n in owner), None)
+            if first is not None:
+                reason = f"the pattern {first.pattern.name!r} has replaced a part of it"
+                passed_over.append(Refusal(match, Verdict("pattern", reason, place.equations)))
+                continue
+            used.append(match)
+            owner.update(dict.fromkeys(_gone(place), match))
+    return used, passed_over
+
+
+def _overlapping(matches: Sequence[Match], function: str) -> set[int]:
+    """The ids of matches that another match of the same values overlaps.
+
+    Raises:
+        PatternError: two matches of other values overlap.
+    """
+    again: set[int] = set()
+    remover: dict[int, Match] = {}
+    for match in matches:
+        for n in _gone(match.place):
+            remover.setdefault(n, match)
+    for match in matches:
+        place = match.place
+        assert place is not None
+        for n in place.equations:
+            other = remover.get(n, match)
+            if other is match:
+                continue
+            assert other.place is not None
+            if other.place.values != place.values:
+                first, second = sorted((match, other), key=matches.index)
+                raise PatternError(
+                    f"the pattern {match.pattern.name!r} overlaps itself in {function}: the match at "
+                    f"{first.source or 'an unknown line'} (`{first.equations[-1]}`) and the one at "
+                    f"{second.source or 'an unknown line'} (`{second.equations[-1]}`) have an equation in "
+                    "common. Refuse one of them with check, or make the pattern larger"
+                )
+            again.add(id(match if matches.index(other) < matches.index(match) else other))
+    return again
+
+
+def _gone(place: Place | None) -> set[int]:
+    """The equations of a match that are not computed any more; the one of its result is among them."""
+    return set() if place is None else {n for n in place.equations if n in place.removed}
