@@ -8,6 +8,7 @@ To extend:
   ``plan_decided`` of a function that returns groups of nodes;
 - a device: a ``DeviceSpec``, passed as ``device=``; ``DeviceSpec.from_toml`` reads one from a file;
 - a cost model: a ``CostModel``, passed as ``cost_model=``;
+- a kernel, in the place of a part of a program: a ``fuseplan.Pattern``, passed as ``patterns=``;
 - a backend: ``register_backend`` with a ``Backend``, whose ``emitter`` is the module that makes its kernels.
 
 To study:

@@ -1,9 +1,9 @@
 """Patterns: parts of a program that a library's or a user's kernel computes.
 
 In: a traced function and ``Pattern``s. Out: the function with each match replaced by one operation, which a
-plan shows as a kernel of its own. ``pattern`` says what a pattern is, ``unify`` compares equations,
-``matching`` finds matches, ``replace`` puts replacements in their place, ``choice`` decides by cost, and
-``shipped`` has patterns of the kernels that JAX and others ship.
+plan shows as a kernel of its own. ``pattern`` says what a pattern is, ``sides`` and ``unify`` compare
+equations, ``matching`` finds matches, ``replace`` puts replacements in place, ``choice`` decides by cost,
+and ``shipped`` has patterns of the kernels that JAX and others ship.
 """
 
 from __future__ import annotations

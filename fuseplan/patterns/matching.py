@@ -15,17 +15,8 @@ from fuseplan.frontend.flat_view import ClosedJaxpr, FlatView, Insertion, opened
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.trace import Literal, closed_jaxpr
 from fuseplan.patterns.pattern import Pattern, asked
-from fuseplan.patterns.unify import (
-    NONE,
-    Bound,
-    Dims,
-    Matcher,
-    Miss,
-    Side,
-    State,
-    kind_of,
-    optional_factors,
-)
+from fuseplan.patterns.sides import NONE, Dims, Side, kind_of, optional_factors
+from fuseplan.patterns.unify import Bound, Matcher, Miss, State
 from fuseplan.support.errors import ExtensionError, FuseplanError, PatternError, Verdict, first_line
 
 MAX_BATCH = 5

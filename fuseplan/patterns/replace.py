@@ -31,7 +31,7 @@ from fuseplan.frontend.trace import Literal, Operand, closed_jaxpr
 from fuseplan.patterns.matching import Found, Match, NearMiss, Refusal, Search, claimed
 from fuseplan.patterns.pattern import Pattern, constant_p, name_p
 from fuseplan.patterns.primitive import bind
-from fuseplan.patterns.unify import NONE, Dims
+from fuseplan.patterns.sides import NONE, Dims
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import FuseplanError, FuseplanWarning, PatternError, first_line
 

@@ -15,7 +15,7 @@ from fuseplan.support import jax_compat
 LATER = {"log2", "one_minus_square"}
 """Primitives of the newest JAX that the oldest has not."""
 EARLIER = {"closed_call"}
-OURS = {"fused", "fused_tangents", "await_cotangents"}
+OURS = {"fused", "fused_tangents", "await_cotangents", "pattern"}
 
 
 def test_every_rule_is_of_a_primitive():

@@ -110,7 +110,7 @@ FLOPS = {
 
 # Collectives, which stand only inside of a shard's part, and a fused function inside of another.
 NOT_COUNTED = {
-    "psum", "psum_invariant", "pmax", "pmin", "reduce_scatter", "fused",
+    "psum", "psum_invariant", "pmax", "pmin", "reduce_scatter", "fused", "pattern",
 }  # fmt: skip
 
 
