@@ -51,8 +51,11 @@ def apply_patterns(
     patterns: tuple[Pattern, ...] = options.patterns
     if not patterns:
         return Applied(closed)
-    optional = [p for p in patterns if p.choose == "cost"]
-    if optional or any(p.cost for p in patterns):
+    found = rewrite_closed(closed, patterns, options.device, function=function, replaces=False)
+    absent = [p for p in patterns if not found.is_mentioned(p)]
+    _require_matches(closed, absent, options, function)
+    optional = [p for p in patterns if p.choose == "cost" and p not in absent]
+    if optional or any(p.cost for p in patterns if p not in absent):
         options = with_figures(options)
     options = replace(
         options,
@@ -65,18 +68,14 @@ def apply_patterns(
         chosen = [p for p in patterns if p in active]
         return rewrite_closed(closed, chosen, options.device, function=function, runs_here=runs_here)
 
-    active = [p for p in patterns if p.choose == "always"]
-    best = rewritten(active)
-    mentioned = {id(p) for p in patterns if best.is_mentioned(p)}
-    refusals, failed = list(best.refusals), list(best.failed)
+    active = [p for p in patterns if p.choose == "always" and p not in absent]
+    best = rewritten(active) if active else Rewritten(closed)
+    failed = list(best.failed)
     attempt: Attempt | None = None
     notes: list[str] = []
     for pattern in optional:
         other = rewritten([*active, pattern])
-        refusals += [r for r in other.refusals if r.match.pattern is pattern]
         failed += [f for f in other.failed if f[0].pattern is pattern]
-        if other.is_mentioned(pattern):
-            mentioned.add(id(pattern))
         if not other.count(pattern):
             continue
         if attempt is None:
@@ -89,8 +88,7 @@ def apply_patterns(
         attempt = attempt.faster(with_it)
         if is_faster:
             best, active = other, [*active, pattern]
-    _require_matches(closed, [p for p in patterns if id(p) not in mentioned], options, function)
-    notes += _told(patterns, best, refusals, failed, mentioned)
+    notes += _told(patterns, best, found.refusals, failed, absent)
     plan = None if attempt is None else attempt.required()
     if plan is not None:
         plan = replace(plan, notes=(*plan.notes, *notes))
@@ -113,7 +111,7 @@ def _told(
     best: Rewritten,
     refusals: Sequence[Any],
     failed: Sequence[Any],
-    mentioned: set[int],
+    absent: Sequence[Pattern],
 ) -> list[str]:
     """Notes on the matches that are used, and on those that are not."""
     notes = []
@@ -130,9 +128,9 @@ def _told(
         where = match.source or "an unknown line"
         told = note(NoteKind.PATTERN_FAILED, pattern=match.pattern.name, place=where, reason=reason)
         notes.append(str(told))
-    absent = list(dict.fromkeys(p.name for p in patterns if id(p) not in mentioned))
     if absent:
-        notes.append(str(note(NoteKind.PATTERN_ABSENT, patterns=", ".join(absent))))
+        names = dict.fromkeys(pattern.name for pattern in absent)
+        notes.append(str(note(NoteKind.PATTERN_ABSENT, patterns=", ".join(names))))
     return list(dict.fromkeys(notes))
 
 

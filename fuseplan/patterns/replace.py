@@ -48,6 +48,8 @@ class Rewritten:
     closed: ClosedJaxpr
     used: list[Match] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    passed_over: list[Refusal] = field(default_factory=list)
+    """Matches whose operations a pattern of higher priority has taken."""
     near_misses: list[NearMiss] = field(default_factory=list)
     failed: list[tuple[Match, str]] = field(default_factory=list)
     """Matches whose replacement raised an error when it was traced, and the error."""
@@ -58,7 +60,7 @@ class Rewritten:
 
     def is_mentioned(self, pattern: Pattern) -> bool:
         """Whether there was a match of a pattern, used or not."""
-        others = [*(r.match for r in self.refusals), *(m for m, _ in self.failed)]
+        others = [*(r.match for r in (*self.refusals, *self.passed_over)), *(m for m, _ in self.failed)]
         return any(match.pattern is pattern for match in (*self.used, *others))
 
 
@@ -109,7 +111,7 @@ def _rewritten(closed: ClosedJaxpr, settings: _Settings, where: str, result: Rew
     for _, own in found:
         result.refusals += own.refusals
         result.near_misses += own.near_misses
-    result.refusals += passed_over
+    result.passed_over += passed_over
     insertions = []
     for match in used:
         made = _insertion(flat, match, settings, result) if settings.replaces else None

@@ -84,7 +84,7 @@ def match(patterns: Any, f: Callable[..., Any]) -> Callable[..., MatchReport]:
             name,
             tuple(dict.fromkeys(p.name for p in every)),
             tuple(found.used),
-            tuple(found.refusals),
+            (*found.refusals, *found.passed_over),
             tuple(sorted(found.near_misses, key=lambda miss: -miss.n_matched)),
         )
 
