@@ -129,8 +129,10 @@ def _told(
         told = note(NoteKind.PATTERN_FAILED, pattern=match.pattern.name, place=where, reason=reason)
         notes.append(str(told))
     if absent:
-        names = dict.fromkeys(pattern.name for pattern in absent)
-        notes.append(str(note(NoteKind.PATTERN_ABSENT, patterns=", ".join(names))))
+        found = {p.name for p in patterns if p not in absent}
+        names = dict.fromkeys(p.name for p in absent if p.name not in found)
+        if names:
+            notes.append(str(note(NoteKind.PATTERN_ABSENT, patterns=", ".join(names))))
     return list(dict.fromkeys(notes))
 
 

@@ -123,6 +123,8 @@ class NearMiss:
     expected: str
     found: str
     source: str
+    at: int = field(default=-1, compare=False, repr=False)
+    """The position of the equation that would be the match's last."""
 
     def __str__(self) -> str:
         return (
@@ -300,7 +302,15 @@ class Search:
         if miss is not None and miss.n_matched:
             source = self.flat.equations[self.flat.producer[anchor][0] if miss.at is None else miss.at].source
             found.near_misses.append(
-                NearMiss(pattern.name, miss.n_matched, traced.n_equations, miss.expected, miss.found, source)
+                NearMiss(
+                    pattern.name,
+                    miss.n_matched,
+                    traced.n_equations,
+                    miss.expected,
+                    miss.found,
+                    source,
+                    self.flat.producer[anchor][0],
+                )
             )
         return False
 
@@ -388,13 +398,15 @@ class Search:
         roots, layouts = [], []
         for root, layout in zip(traced.roots, traced.layouts, strict=True):
             value, dims = state.values[root]
-            roots.append(value)
-            layouts.append(tuple([NONE if d == NONE else dims[d] for d in layout]))
+            found = self._after_moves(value, tuple([NONE if d == NONE else dims[d] for d in layout]))
+            roots.append(found[0])
+            layouts.append(found[1])
         bounds = tuple([state.arguments[v] for v in sorted(state.arguments)])
         reads = [b.root for b in bounds if not isinstance(b.root, Literal)]
         equations = sorted(set(state.equations.values()))
         results = [side.flat.type_of(v) for v in traced.outputs]
-        for value, result in zip(roots, results, strict=True):
+        made = [state.values[root][0] for root in traced.roots]
+        for value, result in zip(made, results, strict=True):
             needed = self._precision(value)
             given = _bits(result.dtype)
             if needed > given:
@@ -418,7 +430,7 @@ class Search:
                     f"it would take apart {call.eqn.primitive.name}, whose own derivative or "
                     "rematerialisation would be lost"
                 )
-        inside = {state.values[p][0] for p in traced.of_arguments if p in state.values} - set(roots)
+        inside = {state.values[p][0] for p in traced.of_arguments if p in state.values} - set(made)
         # A value that is computed again elsewhere is one value once the program is compiled.
         computed = {flat.numbers[v] for n in left for v in flat.equations[n].outputs}
         outside = sorted(v for v in inside if v in flat.producer and flat.numbers[v] in computed)
@@ -452,6 +464,25 @@ class Search:
             ),
         )
 
+    def _after_moves(self, v: int, layout: Dims) -> tuple[int, Dims]:
+        """The value after the transposes, casts and the like that alone read ``v``, and for each dimension of
+        ``layout`` that value's: what the replacement begins with in its own order, it need not move twice."""
+        flat = self.flat
+        while v not in flat.outputs and len(self._readers.get(v, ())) == 1:
+            n = self._readers[v][0]
+            eqn = flat.equations[n]
+            passed = self.side.sources(eqn, casts=True)
+            around = flat.call_of[flat.producer[v][0]].around
+            enters = any(call.has_rules and call not in around for call in flat.call_of[n].around)
+            if passed is None or passed[0] != v or enters:
+                break
+            extents = self.side.shape(eqn.outputs[0])
+            if any(d == NONE and n != 1 for d, n in zip(passed[1], extents, strict=True)):
+                break
+            place = {d: i for i, d in enumerate(passed[1]) if d != NONE}
+            v, layout = eqn.outputs[0], tuple([place.get(d, NONE) for d in layout])
+        return v, layout
+
     def _precision(self, v: int) -> int:
         """The bits of the widest floating-point dtype in which a value is read."""
         flat = self.flat
@@ -461,7 +492,7 @@ class Search:
         bits = 0
         for n in self._readers.get(v, ()):
             eqn = flat.equations[n]
-            passed = self.side._sources(eqn, casts=True)
+            passed = self.side.sources(eqn, casts=True)
             if passed is None or eqn.inputs[0] != v:
                 return own
             bits = max(bits, min(own, self._precision(eqn.outputs[0])))

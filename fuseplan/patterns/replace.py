@@ -108,9 +108,10 @@ def _rewritten(closed: ClosedJaxpr, settings: _Settings, where: str, result: Rew
     search = Search(flat, settings.device, where, settings.explain)
     found: list[tuple[Pattern, Found]] = [(p, search.find(p)) for p in settings.patterns]
     used, passed_over = claimed(found, settings.function)
+    near_misses: list[NearMiss] = []
     for _, own in found:
         result.refusals += own.refusals
-        result.near_misses += own.near_misses
+        near_misses += own.near_misses
     result.passed_over += passed_over
     insertions = []
     for match in used:
@@ -121,6 +122,7 @@ def _rewritten(closed: ClosedJaxpr, settings: _Settings, where: str, result: Rew
             result.used.append(match)
     gone = flat.needed - flat.live({v: i.reads for i in insertions for v in i.results})
     taken = {n for m in used if m.place is not None for n in m.place.equations}
+    result.near_misses += [miss for miss in near_misses if miss.at not in taken]
     bodies: dict[int, Mapping[str, Any]] = {}
     of_calls: dict[Call, Mapping[str, Any]] = {}
     inner = functools.partial(_rewritten_body, settings=settings, result=result, around=where)

@@ -198,7 +198,7 @@ class Side:
         if name == "iota" and casts and not eqn.inputs:
             along = eqn.params["dimension"]
             return Seen(Iota(), tuple([0 if i == along and n != 1 else NONE for i, n in enumerate(shape)]))
-        sources = self._sources(eqn, casts)
+        sources = self.sources(eqn, casts)
         if sources is not None:
             operand, dims = sources
             below = self.view(operand, casts)
@@ -219,7 +219,7 @@ class Side:
                 return Seen(Number(folded(eqn.primitive, literals, eqn.params, aval.dtype), aval.dtype), ())
         return itself
 
-    def _sources(self, eqn: Equation, casts: bool) -> tuple[Operand, Dims] | None:
+    def sources(self, eqn: Equation, casts: bool) -> tuple[Operand, Dims] | None:
         """The operand that an equation passes on, and for each dimension of the result the operand's; None
         if it computes something."""
         name, params = eqn.primitive.name, eqn.params

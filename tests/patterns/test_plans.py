@@ -137,3 +137,13 @@ def test_a_pattern_is_named_in_constraints():
     constraints = fuseplan.Constraints(never_fuse=[("sin", "exp")])
     plan = plan_of(Pattern("gate", gate), constraints=constraints)
     assert kernel_of(plan)
+
+
+def test_transposes_after_a_match_are_its_own():
+    product = Pattern("product", lambda x, y: jnp.tanh(x) * y)
+    f = lambda x, y: (jnp.tanh(x) * y).T.astype(jnp.bfloat16)  # noqa: E731
+    plan = fuseplan.make_plan(f, device="h200", patterns=[product])(X, X)
+    assert [node.op for node in plan.graph.nodes] == ["product"]
+    several = lambda x, y: (lambda p: (p.T, p))(jnp.tanh(x) * y)  # noqa: E731
+    plan = fuseplan.make_plan(several, device="h200", patterns=[product])(X, X)
+    assert [node.op for node in plan.graph.nodes] == ["product", "transpose"]

@@ -228,14 +228,17 @@ def test_cudnn_takes_narrow_floats_of_some_widths():
         assert ("cuDNN" in told) == (not used)
 
 
-def test_a_plan_with_cudnns_attention_is_chosen_by_cost():
-    shape = jax.ShapeDtypeStruct((4, 16, 2048, 128), jnp.bfloat16)
+@pytest.mark.parametrize("layout", ["bhtd", "bthd"])
+def test_a_plan_with_cudnns_attention_is_chosen_by_cost(layout):
+    shape = jax.ShapeDtypeStruct((4, 2048, 16, 128) if layout == "bthd" else (4, 16, 2048, 128), jnp.bfloat16)
     args = (shape, shape, shape)
-    with_it = fuseplan.make_plan(bhtd, device="h200", deadline_s=5.0, patterns=patterns.attention)(*args)
-    without = fuseplan.make_plan(bhtd, device="h200", deadline_s=5.0)(*args)
-    assert with_it.objective_us <= without.objective_us
-    (note,) = [n for n in with_it.notes if "with it and" in n]
-    assert "µs" in note
+    f = attention if layout == "bthd" else bhtd
+    plan = fuseplan.make_plan(f, device="h200", deadline_s=5.0, patterns=patterns.attention)(*args)
+    plain = fuseplan.make_plan(f, device="h200", deadline_s=5.0)(*args)
+    assert plan.objective_us <= plain.objective_us
+    (note,) = [n for n in plan.notes if "with it and" in n]
+    ops = [node.op for node in plan.graph.nodes]
+    assert ("is used" in note) == (ops == ["attention"]), note
 
 
 def grouped(ids, x, w):
