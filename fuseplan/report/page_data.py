@@ -33,8 +33,9 @@ MAX_EXPLAINED_KERNELS = 150
 some twenty milliseconds a kernel. The last plan of each study comes first; then others while the page has
 room for their kernels within this number."""
 
-MAX_CUTS = 600
-"""The number of cuts through the kernels of a plan up to which they are priced."""
+MAX_CUT_OPERATIONS = 10_000
+"""Cuts through the kernels of a plan are priced if the groups on both sides of all cuts have no more operations
+together, some half a millisecond each."""
 
 
 def page_json(studies: Sequence[tuple[str, Sequence[FusionPlan], FusionPlan]]) -> str:
@@ -230,7 +231,7 @@ def _cuts(plan: FusionPlan) -> list[tuple[int, int, int, int, int]] | None:
     before which it is cut, the additional picoseconds and bytes, and the number of kernels. None where there
     are too many cuts."""
     groups = [kernel.spec.nodes for kernel in plan.kernels]
-    if sum(len(nodes) - 1 for nodes in groups) > MAX_CUTS:
+    if sum(len(nodes) * (len(nodes) - 1) for nodes in groups) > MAX_CUT_OPERATIONS:
         return None
     explainer, found = Explainer(plan), []
     for k, nodes in enumerate(groups):

@@ -33,10 +33,19 @@ function clipped(text, width, size, weight = 400) {
 function captions(plan, box) {
   if (box.kind === "op") return [plan.op(box.node), plan.made(box.node)];
   if (box.kind === "kernel") {
-    return [box.label, `${box.kernel.k} · ${counted(box.ops, "op")} · ${box.time ? `${timeText(box.time)} µs` : "free"}`];
+    return [shortName(box), `${box.kernel.k} · ${counted(box.ops, "op")} · ${box.time ? `${timeText(box.time)} µs` : "free"}`];
   }
   if (box.nodes) return [box.label, counted(box.ops, "op")];
   return [box.label, `${counted(box.count, "kernel")} · ${timeText(box.time)} µs`];
+}
+
+// A kernel's name without its place, where a frame around it says that.
+function shortName({ label, kernel, parent }) {
+  if (!kernel.place || !label.startsWith(`${kernel.place}:`)) return label;
+  for (let frame = parent; frame; frame = frame.parent) {
+    if (!frame.gathered && frame.label && `/${kernel.place}`.endsWith(`/${frame.label}`)) return label.slice(kernel.place.length + 1);
+  }
+  return label;
 }
 
 function measureLeaf(plan, box, differs) {
@@ -165,7 +174,7 @@ function shift(frame, edges, by) {
 }
 
 function frameTitle(frame) {
-  if (frame.kind === "kernel") return `${frame.label} · ${frame.kernel.k} · ${timeText(frame.time)} µs`;
+  if (frame.kind === "kernel") return `${shortName(frame)} · ${frame.kernel.k} · ${frame.time ? `${timeText(frame.time)} µs` : "free"}`;
   if (frame.nodes) return frame.label;
   return `${frame.label} · ${counted(frame.count, "kernel")} · ${timeText(frame.time)} µs`;
 }

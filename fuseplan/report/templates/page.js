@@ -80,11 +80,12 @@ class App {
     const differing = compared.filter(({ same }) => same < 0).length;
     const scheduled = compared.filter((c) => c.scheduled).length;
     const same = compared.length - differing - scheduled;
-    if (!differing) return [`The ${counted(compared.length, "kernel")} of ${plan.planner} and ${other.planner} have the same operations${scheduled ? `; ${countText(scheduled)} have another tile or grid` : ""}.`];
+    if (!differing) return [`The ${counted(compared.length, "kernel")} of ${plan.planner} and ${other.planner} have the same operations${scheduled ? `; ${countText(scheduled)} with another tile or grid` : ""}.`];
     const whole = compared.length === 1 ? "The kernel" : `${countText(differing)} of the ${counted(compared.length, "kernel")}`;
     const words = [h("b", { class: "mark" }, "≠ "), `${whole} of ${plan.planner} ${differing === 1 ? "is" : "are"} not in ${other.planner}`];
-    if (same) words.push(`; ${countText(same)} are the same`);
-    if (scheduled) words.push(`; ${countText(scheduled)} are the same with another tile or grid`);
+    const are = (n) => `; ${countText(n)} ${n === 1 ? "is" : "are"} the same`;
+    if (same) words.push(are(same));
+    if (scheduled) words.push(`${are(scheduled)} with another tile or grid`);
     return [...words, "."];
   }
 
