@@ -34,8 +34,8 @@ some twenty milliseconds a kernel. The last plan of each study comes first; then
 room for their kernels within this number."""
 
 MAX_CUT_OPERATIONS = 10_000
-"""Cuts through the kernels of a plan are priced if the groups on both sides of all cuts have no more operations
-together, some half a millisecond each."""
+"""Cuts through the kernels of a plan are priced if the groups on both sides of all cuts have no more
+operations together, some half a millisecond each."""
 
 
 def page_json(studies: Sequence[tuple[str, Sequence[FusionPlan], FusionPlan]]) -> str:
