@@ -122,7 +122,7 @@ def roofline_figure(plans: Sequence[FusionPlan], palette: Palette = LIGHT) -> Fi
     device = plans[-1].device
     points = [points_of(plan) for plan in plans]
     everything = [p for of_plan in points for p in of_plan]
-    dtype = _main_dtype(plans[-1])
+    dtype = main_dtype(plans[-1])
     peak, vector, slope = device.matrix_rate(dtype), device.vector_flops_per_s, device.hbm_bytes_per_s
     ridge = peak / slope
     low = min((p.intensity for p in everything), default=ridge / 100) / 2
@@ -302,7 +302,7 @@ def _places(
             yield centre[0] + sx * dx * diagonal, centre[1] + sy * dy * diagonal, not ring
 
 
-def _main_dtype(plan: FusionPlan) -> str:
+def main_dtype(plan: FusionPlan) -> str:
     """The dtype of the first operand in most of the contraction flops."""
     flops = Counter[str]()
     for node in plan.graph.nodes:

@@ -14,7 +14,6 @@ one graph share its operations. The parts of the document:
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from fuseplan.memory.liveness import live_ranges
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import anchor, kernel_name, place
 from fuseplan.report.explain import Explainer, borders
+from fuseplan.report.figures import main_dtype
 from fuseplan.report.frames import roofline_share
 from fuseplan.report.text import grid, makes, skipped, status_text, tile
 from fuseplan.search.what_if import Change
@@ -288,15 +288,6 @@ def _proof(plan: FusionPlan) -> dict[str, Any]:
         "parts": [(p.bound_ps, len(p.first_nodes), len(p.prices_ps), len(p.cases)) for p in parts],
         "joint": None if proof is None or proof.joint is None else proof.joint.bound_ps,
     }
-
-
-def main_dtype(plan: FusionPlan) -> str:
-    """The dtype of the first operand in most of the contraction flops."""
-    flops = Counter[str]()
-    for node in plan.graph.nodes:
-        if node.flops.matrix:
-            flops[plan.graph.values[node.inputs[0]].dtype] += node.flops.matrix
-    return max(flops, key=lambda d: flops[d]) if flops else "float32"
 
 
 def _file_name(source: str) -> str:
