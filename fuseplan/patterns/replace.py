@@ -73,17 +73,19 @@ def rewrite_closed(
     explain: bool = False,
     runs_here: bool = False,
     replaces: bool = True,
+    has_figures: bool = True,
 ) -> Rewritten:
     """``closed`` with the matches of ``patterns`` (in order of priority) replaced.
 
     With ``explain`` near misses are found, too; with ``replaces=False`` nothing else happens. ``runs_here``:
     the result is to be compiled for this process's platform, so that a replacement that does not even lower
-    for it is left out, as one that cannot be traced.
+    for it is left out, as one that cannot be traced. Without ``has_figures``, those of ``device`` are not
+    measured, and the replacements have no price of their own.
 
     Raises:
         PatternError: a pattern overlaps itself, or a replacement has another result than what it replaces.
     """
-    settings = _Settings(tuple(patterns), device, function, explain, runs_here, replaces)
+    settings = _Settings(tuple(patterns), device, function, explain, runs_here, replaces, has_figures)
     result = Rewritten(closed)
     result.closed = _rewritten(closed, settings, "", result)
     return result
@@ -97,6 +99,7 @@ class _Settings:
     explain: bool
     runs_here: bool
     replaces: bool
+    has_figures: bool
 
     @property
     def platform(self) -> str:
@@ -194,7 +197,9 @@ def _insertion(flat: FlatView, match: Match, settings: _Settings, result: Rewrit
         platform = settings.platform
         result.failed.append((match, f"it has no replacement for {platform}"))
         return None
-    seconds = None if settings.device is None else match.pattern.seconds(match, settings.device)
+    seconds = None
+    if settings.device is not None and settings.has_figures:
+        seconds = match.pattern.seconds(match, settings.device)
     time_ps = None if seconds is None else round(seconds * PS_PER_S)
 
     def whole(*values: Any) -> list[Any]:

@@ -9,12 +9,15 @@ from typing import Any
 
 import jax
 
+from costmodel.device import DeviceSpec
 from fuseplan.frontend.flat_view import function_of
 from fuseplan.frontend.trace import closed_jaxpr
 from fuseplan.patterns.matching import Match, NearMiss, Refusal
 from fuseplan.patterns.pattern import Pattern, flattened
 from fuseplan.patterns.replace import rewrite_closed
+from fuseplan.settings import resolve_device
 from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.targets.detect import unmeasured_device
 
 SHOWN = 5
 """Near misses in the text of a report; ``MatchReport.near_misses`` has all."""
@@ -91,14 +94,17 @@ def match(patterns: Any, f: Callable[..., Any]) -> Callable[..., MatchReport]:
     return matched
 
 
-def rewrite(f: Callable[..., Any], patterns: Any, *, device: Any = None) -> Callable[..., Any]:
+def rewrite(
+    f: Callable[..., Any], patterns: Any, *, device: str | DeviceSpec | None = None
+) -> Callable[..., Any]:
     """``f`` with the matches of ``patterns`` replaced, as a function that JAX can trace.
 
     Use it inside of a loss, before ``jax.grad``: a pattern no longer matches once the values inside of it are
     also read by a backward pass. ``fuseplan.jit`` of the result plans each replacement as a kernel of its
     own.
-    ``device``, a ``costmodel.DeviceSpec``, prices them by their ``cost``, and says which replacement of
-    several is used; None: the platform of JAX. Patterns with ``choose="cost"`` are used where they match.
+    ``device``, a name or a ``costmodel.DeviceSpec``, prices them by their ``cost``, and says which
+    replacement of several is used; None is the device that JAX runs on. Patterns with ``choose="cost"`` are
+    used where they match.
 
     Example:
         >>> import fuseplan, jax, jax.numpy as jnp
@@ -113,12 +119,14 @@ def rewrite(f: Callable[..., Any], patterns: Any, *, device: Any = None) -> Call
 
     @functools.wraps(f)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        return _evaluated(f, every, device, args, kwargs)
+        return _evaluated(f, every, resolve_device(unmeasured_device(device)), args, kwargs)
 
     return rewritten
 
 
-def _evaluated(f: Callable[..., Any], every: tuple[Pattern, ...], device: Any, args: Any, kwargs: Any) -> Any:
+def _evaluated(
+    f: Callable[..., Any], every: tuple[Pattern, ...], device: DeviceSpec, args: Any, kwargs: Any
+) -> Any:
     leaves, tree = jax.tree.flatten((args, kwargs))
     dynamic = [
         i for i, x in enumerate(leaves) if isinstance(x, (jax.Array, jax.core.Tracer)) or hasattr(x, "shape")
@@ -134,5 +142,6 @@ def _evaluated(f: Callable[..., Any], every: tuple[Pattern, ...], device: Any, a
     arrays = [leaves[i] for i in dynamic]
     closed, out_tree = closed_jaxpr(flat, arrays, {})
     name = getattr(f, "__name__", type(f).__name__)
-    found = rewrite_closed(closed, every, device, function=name)
+    # The figures of a CPU take seconds to measure: its prices are left to the plan.
+    found = rewrite_closed(closed, every, device, function=name, has_figures=device.platform != "cpu")
     return jax.tree.unflatten(out_tree, function_of(found.closed)(*arrays))
