@@ -207,9 +207,7 @@ def compare(
     timings = [_time(f, args, planned) if measure else None for planned in by_device]
     lines: list[dict[str, Any]] = []
     for planned, measured in zip(by_device, timings, strict=True):
-        frame = compare_frame(planned.rows, measured)
-        frame.insert(0, "device", planned.device.name)
-        lines += records(frame)
+        lines += records(compare_frame(planned.rows, measured, planned.device.name))
     if out is not None:
         write_text(out, csv_of(lines))
     if json:

@@ -48,7 +48,8 @@ _MOST_ROWS = 10
 
 def plan_html(plan: FusionPlan) -> str:
     """A plan for a notebook: the summary, the pictures, and a table of the costliest kernels."""
-    costly = sorted(rows(plan), key=lambda r: -r.count * r.kernel.cost.time_ps)[:_MOST_ROWS]
+    alike = rows(plan)
+    costly = sorted(alike, key=lambda r: -r.count * r.kernel.cost.time_ps)[:_MOST_ROWS]
     body = "".join(
         "<tr>"
         f"<td>{row.first}</td>"
@@ -61,8 +62,8 @@ def plan_html(plan: FusionPlan) -> str:
         for row in costly
     )
     heads = "".join(f"<th>{h}</th>" for h in ("#", "kernel", "ops", "makes", "µs", "bound by", "HBM MB"))
-    hidden = sum(row.count for row in rows(plan)) - sum(row.count for row in costly)
-    more = f"<p>The costliest of {counted(len(plan.kernels), 'kernel')}.</p>" if hidden else ""
+    is_part = len(costly) < len(alike)
+    more = f"<p>The costliest of {counted(len(plan.kernels), 'kernel')}.</p>" if is_part else ""
     return (
         f"<pre>{escape(summary(plan))}</pre>"
         f"{strip_of_time(plan)}{line_of_memory(plan)}<p>{legend(plan)}</p>"
