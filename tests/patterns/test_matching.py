@@ -313,7 +313,6 @@ def test_a_planted_pattern_is_found(f):
 @settings(max_examples=60)
 def test_what_is_found_is_what_the_program_computes(ops, seed):
     """Random programs of the pattern's own operations: whatever matches may be replaced by the pattern."""
-    choose = np.random.default_rng(seed)
 
     def f(x, y):
         values = [x, y]
@@ -329,7 +328,6 @@ def test_what_is_found_is_what_the_program_computes(ops, seed):
                 values.append(getattr(jnp, op)(a))
         return values[-1] + values[-1].sum()
 
-    del choose
     try:
         found = patterns.rewrite(f, [GATE])
         got = found(X, Y)

@@ -172,7 +172,6 @@ ALIKE = {
     ) @ v,
     "a cap": lambda q, k, v: jax.nn.softmax(jnp.tanh(q @ k.mT), -1) @ v,
     "transposed weights": lambda q, k, v: jax.nn.softmax(q @ k.mT, -1).mT @ v,
-    "queries instead of values": lambda q, k, v: jax.nn.softmax(q @ k.mT, -1) @ k @ v.mT,
     "stopped": lambda q, k, v: lax.stop_gradient(jax.nn.softmax(q @ k.mT, -1)) @ v,
     "scores read elsewhere": lambda q, k, v: (lambda s: (jax.nn.softmax(s, -1) @ v, s.sum()))(q @ k.mT),
     "weights read elsewhere": lambda q, k, v: (lambda w: (w @ v, w[0, 0]))(jax.nn.softmax(q @ k.mT, -1)),
