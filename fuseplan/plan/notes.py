@@ -120,7 +120,7 @@ class NoteKind(Enum):
     )
 
     # Patterns and their replacements (``fuseplan.patterns``).
-    PATTERN_USED = "pattern {pattern!r}: {count} matches are kernels of their own"
+    PATTERN_USED = "kernels in the place of matches of the pattern {pattern!r}: {count}"
     PATTERN_FASTER = "pattern {pattern!r} is used: " + _WITH_AND_WITHOUT
     PATTERN_SLOWER = "pattern {pattern!r} is not used: " + _WITH_AND_WITHOUT
     PATTERN_REFUSED = "pattern {pattern!r} is not used at {place}: {reason}"
