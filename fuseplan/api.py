@@ -93,6 +93,7 @@ class JitOptions(TypedDict, total=False):
     constraints: Constraints | None
     peers: Sequence[str]
     cost_model: CostModel | None
+    patterns: Any
     in_shardings: Any
     out_shardings: Any
     static_argnums: int | Sequence[int] | None
