@@ -29,6 +29,10 @@ class Applied:
     """The plan, with the notes, where one was made to choose by cost."""
 
 
+_NAMED = 3
+"""The most patterns without a match that a note names."""
+
+
 def apply_patterns(
     closed: ClosedJaxpr,
     options: Options,
@@ -130,9 +134,10 @@ def _told(
         notes.append(str(told))
     if absent:
         found = {p.name for p in patterns if p not in absent}
-        names = dict.fromkeys(p.name for p in absent if p.name not in found)
+        names = list(dict.fromkeys(p.name for p in absent if p.name not in found))
         if names:
-            notes.append(str(note(NoteKind.PATTERN_ABSENT, patterns=", ".join(names))))
+            more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+            notes.append(str(note(NoteKind.PATTERN_ABSENT, patterns=", ".join([*names[:_NAMED], *more]))))
     return list(dict.fromkeys(notes))
 
 
