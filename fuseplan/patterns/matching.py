@@ -193,7 +193,9 @@ class _Traced:
 
 def _traced(pattern: Pattern, examples: Sequence[Any]) -> _Traced | str:
     """The pattern at these arguments, or why it cannot be traced or looked for there."""
-    key = tuple([(a.shape, str(a.dtype)) for a in examples])
+    # What a trace depends on besides its arguments.
+    config = jax.config.jax_enable_x64, str(jax.config.jax_default_matmul_precision)
+    key = (config, tuple([(a.shape, str(a.dtype)) for a in examples]))
     known: _Traced | str | None = pattern.traces.get(key)
     if known is None:
         try:

@@ -2,7 +2,8 @@
 
 Each value is seen as a *root*, the result of an equation that computes, and a map from its dimensions to the
 root's (``Side.view``): transposes, broadcasts, reshapes that only add or drop dimensions of size one, and
-casts between floating-point types are seen through. An equation has a form (``Side.form``), in which its
+casts between floating-point types, and between integers where the wider type holds every value of the
+narrower one, are seen through. An equation has a form (``Side.form``), in which its
 dimensions are labelled, and the same computation has fewer ways to be written.
 """
 
@@ -195,14 +196,18 @@ class Side:
         if name == "pattern_name":
             below = self.view(eqn.inputs[0], casts)
             return replace(below, names=(*below.names, eqn.params["name"]))
-        if name == "iota" and casts and not eqn.inputs:
-            along = eqn.params["dimension"]
+        along = eqn.params["dimension"] if name == "iota" else 0
+        if name == "iota" and casts and not eqn.inputs and _holds_indices(shape[along], eqn.params["dtype"]):
             return Seen(Iota(), tuple([0 if i == along and n != 1 else NONE for i, n in enumerate(shape)]))
         sources = self.sources(eqn, casts)
         if sources is not None:
             operand, dims = sources
             below = self.view(operand, casts)
             if not casts and not isinstance(below.root, int):
+                return itself
+            if isinstance(below.root, Iota) and not _holds_indices(
+                max(shape, default=1), eqn.out_avals[0].dtype
+            ):
                 return itself
             found = tuple(
                 [NONE if d == NONE or n == 1 else below.dims[d] for d, n in zip(dims, shape, strict=True)]
@@ -375,8 +380,25 @@ def _only_rounds(old: Any, new: Any) -> bool:
     if kinds == ("float", "float"):
         return min(jnp.finfo(old).bits, jnp.finfo(new).bits) >= _LEAST_BITS
     if kinds == ("integer", "integer"):
-        return bool(jnp.promote_types(old, new) == new)
+        given, into = jnp.iinfo(old), jnp.iinfo(new)
+        return bool(into.min <= given.min and given.max <= into.max)
     return bool(old == new)
+
+
+def _holds_indices(extent: int, dtype: Any) -> bool:
+    """Whether a dtype holds every index below ``extent`` exactly."""
+    kind = kind_of(dtype)
+    if kind == "integer":
+        return extent - 1 <= int(jnp.iinfo(dtype).max)
+    return kind == "float" and extent <= 2 ** (int(jnp.finfo(dtype).nmant) + 1)
+
+
+def computes_alike(one: Any, other: Any) -> bool:
+    """Whether results of these dtypes differ in rounding alone, where the operations are the same: integers
+    wrap around, and floats of fewer than 16 bits are quantised."""
+    if kind_of(one) == kind_of(other) == "float":
+        return one == other or _only_rounds(one, other)
+    return bool(one == other)
 
 
 def _labels(shape: Sequence[int], kind: str) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fuseplan.frontend.equation_text import Describer
-from fuseplan.frontend.trace import Literal, Operand
+from fuseplan.frontend.trace import Equation, Literal, Operand
 from fuseplan.patterns.sides import (
     NONE,
     OPPOSITE,
@@ -32,6 +32,7 @@ from fuseplan.patterns.sides import (
     Root,
     Seen,
     Side,
+    computes_alike,
     kind_of,
     optional_factors,
 )
@@ -337,10 +338,7 @@ class Matcher:
         mine, theirs = pair
         (m, _), (n, _) = self.pattern.flat.producer[p], self.program.flat.producer[g]
         one, other = self.pattern.flat.equations[m], self.program.flat.equations[n]
-        kinds = [kind_of(e.out_avals[0].dtype) for e in (one, other)]
-        differs = (
-            f"{kinds[1]} instead of {kinds[0]}" if kinds[0] != kinds[1] else self._other_params(mine, theirs)
-        )
+        differs = self._other_dtypes(one, other) or self._other_params(mine, theirs)
         if differs:
             self._note(state, operand, there, differs)
             return
@@ -362,15 +360,31 @@ class Matcher:
         if not is_any:
             self._note(state, operand, there, "other dimensions")
 
+    def _other_dtypes(self, one: Equation, other: Equation) -> str:
+        """How the dtypes of two equations' results differ, other than in rounding. Those of a pattern that is
+        traced at arbitrary dtypes differ where their kinds do."""
+        for a, b in zip(one.out_avals, other.out_avals, strict=False):
+            kinds = kind_of(a.dtype), kind_of(b.dtype)
+            if kinds[0] != kinds[1]:
+                return f"{kinds[1]} instead of {kinds[0]}"
+            # A float that an integer is rounded to may be one that holds it exactly, or not.
+            is_rounded_integer = one.primitive.name == "convert_element_type" and "integer" in {
+                kind_of(e.in_avals[0].dtype) for e in (one, other)
+            }
+            if self.strict and (
+                a.dtype != b.dtype if is_rounded_integer else not computes_alike(a.dtype, b.dtype)
+            ):
+                return f"{b.dtype} instead of {a.dtype}"
+        return ""
+
     def _operand_goals(self, mine: Form, theirs: Form, dims: Dims) -> Iterator[list[Goal]]:
         if mine.labels is None or theirs.labels is None:
             if any(j not in (d, NONE) for d, j in enumerate(dims)):
                 return
-            yield [
-                (a, b, tuple(range(len(self.pattern.shape_of(a)))))
-                for a, b in zip(mine.operands, theirs.operands, strict=True)
-                if len(self.pattern.shape_of(a)) == len(self.program.shape_of(b))
-            ]
+            pairs = list(zip(mine.operands, theirs.operands, strict=True))
+            if any(len(self.pattern.shape_of(a)) != len(self.program.shape_of(b)) for a, b in pairs):
+                return
+            yield [(a, b, tuple(range(len(self.pattern.shape_of(a))))) for a, b in pairs]
             return
         known = {
             label: theirs.out_labels[j] if j != NONE else None
@@ -416,8 +430,8 @@ class Matcher:
             return ""  # They have sizes.
         if mine.name == "convert_element_type":
             names = []
-        mine_precision, precision = mine.params.get("precision"), theirs.params.get("precision")
-        if mine_precision is not None and mine_precision != precision:
+        precision = _precision(theirs.params)
+        if _precision(mine.params) != precision:
             return f"precision={precision}"
         if mine.labels is None:
             names = list(mine.params)
@@ -443,6 +457,13 @@ class Matcher:
         found = _told(self.program, g)
         found = f"{found}: {differs}" if differs else found
         self.miss = Miss(len(state.equations), _told(self.pattern, p, self.strict), found, at)
+
+
+def _precision(params: Mapping[str, Any]) -> Any:
+    """The precision that a product asks for; None where it is the default."""
+    asked = params.get("precision")
+    each = asked if isinstance(asked, tuple) else (asked,)
+    return None if all(p in (None, jax.lax.Precision.DEFAULT) for p in each) else asked
 
 
 def _literal(g: Root) -> Literal:
