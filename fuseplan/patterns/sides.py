@@ -259,8 +259,63 @@ class Side:
             # The maximum that a softmax subtracts changes neither its value nor its derivative.
             at = self.flat.producer.get(self.view(operand).root)  # type: ignore[arg-type]
             is_max = at is not None and self.flat.equations[at[0]].primitive.name == "reduce_max"
-            return (operand, same) if is_max else None
+            return (operand, same) if is_max and self._is_shift_of_softmax(eqn.outputs[0]) else None
         return self._without_neutral(eqn, given, shape, same)
+
+    def _is_shift_of_softmax(self, shift: int) -> bool:
+        """Whether a value is only subtracted before exponentials that are divided by their own sums, before
+        or after a product with another array. It cancels out then, and so does its derivative."""
+        differences = self._only_uses(shift, "sub", 1)
+        exponentials = [e for d in differences for e in self._only_uses(d, "exp", 0)]
+        return bool(exponentials) and all(map(self._is_normalised, exponentials))
+
+    def _is_normalised(self, x: int) -> bool:
+        uses = [(n, at, self.flat.equations[n].primitive.name) for n, at in self._uses(x)]
+        sums = [self.flat.equations[n].outputs[0] for n, _, name in uses if name == "reduce_sum"]
+        products = [n for n, _, name in uses if name == "dot_general"]
+        divided = [(n, at) for n, at, name in uses if name not in ("reduce_sum", "dot_general")]
+        for n in products:
+            divided += self._uses(self.flat.equations[n].outputs[0])
+        divisors = [use for v in sums for use in self._uses(v)]
+        is_division = all(n >= 0 and self.flat.equations[n].primitive.name == "div" for n, _ in divided)
+        return (
+            is_division
+            and bool(divided)
+            and len(set(products)) == len(products)
+            and set(divisors) == {(n, 1) for n, _ in divided}
+            and all(at == 0 for _, at in divided)
+        )
+
+    def _only_uses(self, v: int, name: str, at: int) -> list[int]:
+        """The results of the equations that read a value; empty if one is not ``name`` of it as its operand
+        ``at``."""
+        uses = self._uses(v)
+        is_only = all(n >= 0 and k == at and self.flat.equations[n].primitive.name == name for n, k in uses)
+        return [self.flat.equations[n].outputs[0] for n, _ in uses] if is_only else []
+
+    def _uses(self, v: int) -> list[tuple[int, int]]:
+        """The equations that read a value, through broadcasts, transposes and casts, and as which operand; a
+        result of the function counts as one at -1."""
+        found = [(-1, 0)] if v in self.flat.outputs else []
+        for n, at in self._readers.get(v, ()):
+            eqn = self.flat.equations[n]
+            name = eqn.primitive.name
+            is_cast = name == "convert_element_type" and _only_rounds(
+                eqn.in_avals[0].dtype, eqn.out_avals[0].dtype
+            )
+            is_moved = is_cast or name == "pattern_name" or self.sources(eqn, casts=False) is not None
+            found += self._uses(eqn.outputs[0]) if is_moved else [(n, at)]
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[int, list[tuple[int, int]]]:
+        """The needed equations that read each value, and as which operand."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for n in sorted(self.flat.needed):
+            for k, v in enumerate(self.flat.equations[n].inputs):
+                if not isinstance(v, Literal):
+                    found.setdefault(v, []).append((n, k))
+        return found
 
     def _without_neutral(
         self, eqn: Equation, given: tuple[int, ...], shape: tuple[int, ...], same: Dims
