@@ -7,10 +7,12 @@ is made anew keeps every call that nothing was replaced in, with its derivative 
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax.extend import core as jex_core
 
 from fuseplan.frontend.equation_text import Describer
@@ -19,6 +21,11 @@ from fuseplan.support import jax_compat
 
 TRANSPARENT_CALLS = ("jit", "closed_call")
 """Calls without a rule of their own: to inline them changes no derivative."""
+
+DERIVATIVE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+"""Calls with a derivative of their own."""
+
+_JAX_FILES = f" at {os.path.dirname(jax.__file__)}{os.sep}"
 
 
 @dataclass(eq=False)
@@ -37,6 +44,19 @@ class Call:
     def has_rules(self) -> bool:
         """Whether the call has a derivative or a batching rule of its own, or says what is recomputed."""
         return self.eqn is not None and self.eqn.primitive.name not in TRANSPARENT_CALLS
+
+    @property
+    def has_own_derivative(self) -> bool:
+        """Whether the call has a derivative that its operations do not have. The ``custom_jvp`` of JAX's own
+        functions are another way to write theirs."""
+        if self.eqn is None or self.eqn.primitive.name not in DERIVATIVE_CALLS:
+            return False
+        body, rule = (self.eqn.params.get(k) for k in ("call_jaxpr", "jvp_jaxpr_fun"))
+        sources = [
+            getattr(getattr(f, "debug_info", None), "func_src_info", None)
+            for f in (getattr(body, "jaxpr", body), rule)
+        ]
+        return not all(_JAX_FILES in (source or "") for source in sources)
 
     @property
     def around(self) -> list[Call]:
@@ -109,6 +129,8 @@ class FlatView:
         for eqn in jaxpr.eqns:
             operands = tuple([v if isinstance(v, Literal) else env[v] for v in eqn.invars])
             inner = inlinable(eqn)
+            if inner is not None and eqn.primitive.name in DERIVATIVE_CALLS and _passes_on(inner[0]):
+                inner = None
             frames = (eqn.source_info, *callers)
             scope = within + jax_compat.scope_names(eqn.source_info)
             results: Sequence[Operand]
@@ -188,6 +210,27 @@ class FlatView:
     def type_of(self, v: Operand) -> Any:
         """The aval of an operand."""
         return v.aval if isinstance(v, Literal) else self.avals[v]
+
+
+def _passes_on(jaxpr: jex_core.Jaxpr) -> bool:
+    """Whether a result of a function is an argument, a constant, or another result: what reads it could not
+    be told from what reads that, and would lose the function's derivative."""
+
+    def results(jaxpr: jex_core.Jaxpr) -> list[Any]:
+        known: dict[Any, Any] = {}
+        for eqn in jaxpr.eqns:
+            inner = inlinable(eqn)
+            if inner is not None:
+                given = dict(zip(inner[0].invars, eqn.invars, strict=True))
+                for var, v in zip(eqn.outvars, results(inner[0]), strict=True):
+                    passed = v if isinstance(v, Literal) else given.get(v)
+                    if passed is not None:
+                        known[var] = passed if isinstance(passed, Literal) else known.get(passed, passed)
+        return [v if isinstance(v, Literal) else known.get(v, v) for v in jaxpr.outvars]
+
+    found = results(jaxpr)
+    outer = {*jaxpr.invars, *jaxpr.constvars}
+    return any(isinstance(v, Literal) or v in outer for v in found) or len(set(found)) < len(found)
 
 
 ClosedJaxpr = jex_core.ClosedJaxpr

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from costmodel.graph import Flops
-from fuseplan.frontend.flat_view import ClosedJaxpr, FlatView, Insertion, opened_calls
+from fuseplan.frontend.flat_view import Call, ClosedJaxpr, FlatView, Insertion, opened_calls
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.trace import Literal, closed_jaxpr
 from fuseplan.patterns.pattern import Pattern, asked
@@ -432,6 +432,11 @@ class Search:
                     f"it would take apart {call.eqn.primitive.name}, whose own derivative or "
                     "rematerialisation would be lost"
                 )
+            if call.has_own_derivative and not (pattern.replacement and _is_of_pattern(call, traced, state)):
+                return (
+                    f"{call.eqn.primitive.name} with a derivative of its own, which would be lost: that needs "
+                    "a replacement, and such a function at this place of the pattern"
+                )
         inside = {state.values[p][0] for p in traced.of_arguments if p in state.values} - set(made)
         # A value that is computed again elsewhere is one value once the program is compiled.
         computed = {flat.numbers[v] for n in left for v in flat.equations[n].outputs}
@@ -540,6 +545,16 @@ def verdict_of(match: Match, answer: Any) -> Verdict | None:
     raise ExtensionError(
         f"check of the pattern {name!r} should return None or True, or False, a reason or a Verdict, "
         f"got {answer!r}"
+    )
+
+
+def _is_of_pattern(call: Call, traced: _Traced, state: State) -> bool:
+    """Whether the pattern has a function with a derivative of its own where the program has ``call``."""
+    flat, within = traced.side.flat, set(call.within())
+    inside = {m for m, n in state.equations.items() if n in within}
+    calls = [c for m in inside for c in flat.call_of[m].around if c.has_own_derivative]
+    return any(
+        inside <= set(c.within()) and inside >= {m for m in c.within() if m in state.equations} for c in calls
     )
 
 

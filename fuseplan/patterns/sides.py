@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from costmodel.graph import OpKind
-from fuseplan.frontend.flat_view import FlatView
+from fuseplan.frontend.flat_view import DERIVATIVE_CALLS, FlatView
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.simplify import folded
 from fuseplan.frontend.trace import Equation, Literal, Operand
@@ -350,7 +350,7 @@ class Side:
         return self._forms[n]
 
     def _formed(self, eqn: Equation) -> Form | None:
-        if eqn.effects or eqn.is_set_apart:
+        if eqn.effects or eqn.is_set_apart or eqn.primitive.name in DERIVATIVE_CALLS:
             return None
         name, params, inputs = eqn.primitive.name, eqn.params, list(eqn.inputs)
         shape = tuple(getattr(eqn.out_avals[0], "shape", ())) if eqn.out_avals else ()

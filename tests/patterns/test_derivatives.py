@@ -63,3 +63,68 @@ def test_a_stopped_maximum_matches_one_in_a_softmax_alone(case, is_reverse):
 def test_a_derivative_that_is_stopped_behind_a_match_stays_stopped(after):
     pattern = Pattern("s", lambda x: jnp.abs(x * x).max(-1), args=("a b",))
     assert matched(pattern, lambda x: x / after(lax.stop_gradient(jnp.abs(x * x).max(-1)))[:, None]) == 1
+
+
+def with_rule(f, rule, kind=jax.custom_vjp):
+    """``f`` with the derivative ``rule(x)`` of its argument."""
+    marked = kind(lambda x: f(x))
+    if kind is jax.custom_jvp:
+        marked.defjvp(lambda p, t: (marked(*p), rule(p[0]) * t[0]))
+    else:
+        marked.defvjp(lambda x: (marked(x), x), lambda x, ct: (rule(x) * ct,))
+    return marked
+
+
+KINDS = pytest.mark.parametrize("kind", [jax.custom_vjp, jax.custom_jvp])
+
+
+@KINDS
+def test_a_derivative_of_its_own_is_kept_in_a_match_of_all_of_it(kind):
+    through = with_rule(jnp.round, jnp.ones_like, kind)
+    pattern = Pattern("rounded", lambda x: jnp.round(x) * 2)
+    f = lambda x: through(x) * 2  # noqa: E731
+    assert matched(pattern, f) == 0
+    np.testing.assert_array_equal(jax.grad(lambda x: patterns.rewrite(f, [pattern])(x).sum())(X), 2)
+    report = fuseplan.match(pattern, f)(X)
+    assert f"{kind.__name__}_call with a derivative of its own" in str(report)
+    # Inside of the function, the derivative stays where it is.
+    assert matched(Pattern("round", jnp.round), f) == 1
+
+
+@KINDS
+def test_a_replacement_has_the_derivative_where_the_pattern_has_one_too(kind):
+    through = with_rule(jnp.round, jnp.ones_like, kind)
+    five = with_rule(lambda x: jnp.round(x) * 2, lambda x: 5 * jnp.ones_like(x), kind)
+    f = lambda x: through(x) * 2  # noqa: E731
+    for mine, expected in ((f, 5), (lambda x: jnp.round(x) * 2, 2)):
+        fast = patterns.rewrite(f, [Pattern("rounded", mine, replacement=five)])
+        np.testing.assert_array_equal(jax.grad(lambda x, g=fast: g(x).sum())(X), expected)
+    assert not fuseplan.match(Pattern("rounded", f), f)(X).matches
+    around = Pattern("rounded", with_rule(lambda x: jnp.round(x) * 2, jnp.ones_like, kind), replacement=five)
+    assert not fuseplan.match(around, f)(X).matches, "the function with the derivative is another"
+
+
+@pytest.mark.parametrize(
+    ("f", "program"),
+    [
+        (lambda x: jnp.maximum(x - 1, 0) * 3, lambda x: jax.nn.relu(x - 1) * 3),
+        (lambda x: x * jax.nn.sigmoid(x) * 3, lambda x: jax.nn.silu(x) * 3),
+        (lambda x: jax.nn.softmax(x) * 3, lambda x: softmax(x, largest) * 3),
+        (lambda x: softmax(x, largest) * 3, lambda x: jax.nn.softmax(x) * 3),
+        (lambda x: jnp.minimum(jnp.maximum(x, 0), 6) * 3, lambda x: jax.nn.relu6(x) * 3),
+    ],
+)
+def test_the_rules_of_jax_are_those_of_the_operations(f, program):
+    assert matched(Pattern("p", f), program, X + 0.01) == 1
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "f", [lambda x: x, jax.jit(lambda x: x), lambda x: jax.jit(lambda a, b: (b, a))(x, 1)[1]]
+)
+def test_a_function_that_only_has_another_derivative_keeps_it(kind, f):
+    turned = with_rule(f, lambda x: -jnp.ones_like(x), kind)
+    program = lambda x: jnp.tanh(turned(x)) * jnp.cos(x)  # noqa: E731
+    both = lambda x, y: jnp.tanh(x) * jnp.cos(y)  # noqa: E731
+    for pattern in (Pattern("p", jnp.tanh), Pattern("p", jnp.cos), Pattern("p", both, args=("a b", "a b"))):
+        assert matched(pattern, program) == 1

@@ -203,10 +203,10 @@ def test_a_custom_derivative_that_is_matched_in_part_is_kept():
         t, s = two(x)
         return t * y + y + s
 
-    assert len(fuseplan.match(PLAIN, other)(X, Y)) == 1, "all of it is matched"
-    report = fuseplan.match(PLAIN, split)(X, Y)
-    assert not report.matches
-    assert "custom_jvp_call" in str(report.near_misses[0])
+    for f in (other, split):
+        report = fuseplan.match(PLAIN, f)(X, Y)
+        assert not report.matches
+        assert "custom_jvp_call" in str(report.near_misses[0])
 
 
 def test_a_pattern_inside_a_custom_derivative_or_a_checkpoint_stays_there():
