@@ -7,12 +7,14 @@ is made anew keeps every call that nothing was replaced in, with its derivative 
 from __future__ import annotations
 
 import heapq
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex_core
 
 from fuseplan.frontend.equation_text import Describer
@@ -24,6 +26,8 @@ TRANSPARENT_CALLS = ("jit", "closed_call")
 
 DERIVATIVE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 """Calls with a derivative of their own."""
+
+_NOT_EVALUATED = (*DERIVATIVE_CALLS, "scan", "while", "cond")
 
 _JAX_FILES = f" at {os.path.dirname(jax.__file__)}{os.sep}"
 
@@ -199,6 +203,36 @@ class FlatView:
             if any(v in found for v in eqn.inputs if not isinstance(v, Literal)):
                 found.update(eqn.outputs)
         return not found.isdisjoint(aims)
+
+    def value_of(self, v: Operand, most_elements: int) -> np.ndarray | None:
+        """The value of an operand that is computed from constants alone, without loops and from arrays of at
+        most this many elements; None of others."""
+        values: dict[int, Any] = {}
+        wanted: set[int] = set()
+        stack = [] if isinstance(v, Literal) else [v]
+        while stack:
+            u = stack.pop()
+            if u in self.consts:
+                values[u] = self.consts[u]
+                if isinstance(values[u], jax.core.Tracer):
+                    return None
+            elif u not in self.producer:
+                return None
+            elif self.producer[u][0] not in wanted:
+                eqn = self.equations[self.producer[u][0]]
+                is_large = any(math.prod(getattr(a, "shape", ())) > most_elements for a in eqn.out_avals)
+                if eqn.effects or eqn.is_set_apart or is_large or eqn.primitive.name in _NOT_EVALUATED:
+                    return None
+                wanted.add(self.producer[u][0])
+                stack += [w for w in eqn.inputs if not isinstance(w, Literal)]
+        with jax.ensure_compile_time_eval():
+            for n in sorted(wanted):
+                eqn = self.equations[n]
+                operands = [w.val if isinstance(w, Literal) else values[w] for w in eqn.inputs]
+                made = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+                results = made if eqn.primitive.multiple_results else [made]
+                values.update(zip(eqn.outputs, results, strict=True))
+            return np.asarray(v.val if isinstance(v, Literal) else values[v])
 
     def source_info(self, n: int) -> Any:
         """JAX's ``source_info`` of an equation, as if the calls around it were inlined."""

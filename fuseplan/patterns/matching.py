@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from costmodel.graph import Flops
 from fuseplan.frontend.flat_view import Call, ClosedJaxpr, FlatView, Insertion, opened_calls
@@ -18,6 +19,9 @@ from fuseplan.patterns.pattern import Pattern, asked
 from fuseplan.patterns.sides import NONE, Dims, Side, kind_of, optional_factors
 from fuseplan.patterns.unify import Bound, Matcher, Miss, State
 from fuseplan.support.errors import ExtensionError, FuseplanError, PatternError, Verdict, first_line
+
+MOST_KNOWN = 2**26
+"""The most elements of an array that is computed while a pattern is looked for: a mask of 8192 by 8192."""
 
 MAX_BATCH = 5
 """The most dimensions that ``...`` stands for."""
@@ -65,6 +69,28 @@ class Match:
     where: str = ""
     """The loop, branch or call whose body the match is in; empty for the function itself."""
     place: Place | None = field(default=None, repr=False)
+    program: FlatView | None = field(default=None, repr=False)
+
+    def known(self, k: int) -> np.ndarray | None:
+        """The value of the argument ``k``, where it is computed from constants alone, as most masks are; None
+        where it depends on an argument of the function, or has more than ``MOST_KNOWN`` elements."""
+        assert self.place is not None
+        assert self.program is not None
+        bound = self.place.arguments[k]
+        value = self.program.value_of(bound.root, MOST_KNOWN)
+        if value is None:
+            return None
+        kept = [d for d in bound.dims if d != NONE]
+        dropped = [d for d in range(value.ndim) if d not in kept]
+        shape = [1 if d == NONE else value.shape[d] for d in bound.dims]
+        return np.broadcast_to(value.transpose(*kept, *dropped).reshape(shape), self.arguments[k].shape)
+
+    @property
+    def read_dtypes(self) -> tuple[Any, ...]:
+        """The dtypes in which the program reads the results."""
+        assert self.place is not None
+        assert self.program is not None
+        return tuple([self.program.avals[v].dtype for v in self.place.roots])
 
     @property
     def nbytes(self) -> int:
@@ -434,8 +460,8 @@ class Search:
                 )
             if call.has_own_derivative and not (pattern.replacement and _is_of_pattern(call, traced, state)):
                 return (
-                    f"{call.eqn.primitive.name} with a derivative of its own, which would be lost: that needs "
-                    "a replacement, and such a function at this place of the pattern"
+                    f"{call.eqn.primitive.name} with a derivative of its own, which would be lost: that "
+                    "needs a replacement, and such a function at this place of the pattern"
                 )
         inside = {state.values[p][0] for p in traced.of_arguments if p in state.values} - set(made)
         # A value that is computed again elsewhere is one value once the program is compiled.
@@ -469,6 +495,7 @@ class Search:
                 removed,
                 tuple([flat.numbers[v] for v in roots]),
             ),
+            flat,
         )
 
     def _after_moves(self, v: int, layout: Dims) -> tuple[int, Dims]:

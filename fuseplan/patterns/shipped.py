@@ -7,6 +7,7 @@ bias, by a softmax that subtracts the maximum or not, and divided before or afte
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import math
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from costmodel.device import DeviceSpec
@@ -80,7 +82,26 @@ def _check(match: Match) -> str | None:
         return f"it computes a value that is read elsewhere, too: {match.used_outside[0]}"
     if not match.constants.get("fill", -math.inf) <= HIDDEN_BELOW:
         return f"hidden scores are {match.constants['fill']!r}, which has a weight"
+    (read,) = match.read_dtypes
+    if jnp.finfo(read).bits > jnp.finfo(q.dtype).bits:
+        return f"its result is read in {read}, and the kernel's has the {q.dtype} of its arguments"
     return None
+
+
+def _check_masked(match: Match, word: str) -> str | None:
+    """As ``_check``. A row that ``-inf`` hides as a whole is NaN, and would be an average: the mask has to be
+    known, and to leave a score in each row."""
+    if match.constants["fill"] == -math.inf:
+        mask = match.known(3)
+        if mask is None:
+            return (
+                "its mask hides by -inf, and may hide a row as a whole, which is NaN: a large negative "
+                "number in the place of -inf has the same weights elsewhere"
+            )
+        visible = mask if word == "mask" else np.logical_not(mask)
+        if not visible.any(axis=-1).all():
+            return "its mask hides a row as a whole by -inf, which is NaN"
+    return _check(match)
 
 
 def _check_causal(match: Match) -> str | None:
@@ -160,7 +181,9 @@ def _by(attend: Callable[..., Array], mask: str) -> Callable[..., Array]:
             given["bias" if word == "bias" else "mask"] = x
         total = scale * q_scale * k_scale
         out = attend(queries, keys, values, match=match, scale=total, is_causal="causal" in mask, **given)
-        return jnp.swapaxes(out, 1, 2).reshape(*lead, *out.shape[1:2], out.shape[-1])
+        out = jnp.swapaxes(out, 1, 2).reshape(*lead, *out.shape[1:2], out.shape[-1])
+        # With a wider bias the pattern's result is as wide, and the program rounds it (``_check``).
+        return out.astype(match.results[0].dtype)
 
     return replacement
 
@@ -202,7 +225,9 @@ def _attentions(
     found = []
     for mask, softmax in itertools.product(_MASKS, _SOFTMAXES):
         function, args = _function(mask, softmax)
-        check = checked(_check_causal if "causal" in mask else _check)
+        word = next((w for w in ("mask", "hidden") if w in mask.split("+")), "")
+        masked = functools.partial(_check_masked, word=word) if word else _check
+        check = checked(_check_causal if "causal" in mask else masked)
         found.append(
             Pattern(
                 f"{title} {mask}".strip(),

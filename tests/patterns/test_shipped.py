@@ -273,3 +273,56 @@ def test_tokamax_attention():
         ]
         got = patterns.rewrite(f, patterns.tokamax_attention)(q, k, v)
         np.testing.assert_allclose(got, exact(q, k, v, **options), rtol=2e-5, atol=2e-5)
+
+
+HIDES_A_ROW = MASK.at[0, 0, 3].set(False)
+# The attention of a mask; whether it is replaced where -inf hides, and where -1e9 does.
+HIDDEN = {
+    "a row is hidden": (lambda q, k, v, m, fill: bhtd(q, k, v, HIDES_A_ROW, fill=fill), 0, 1),
+    "no row is hidden": (lambda q, k, v, m, fill: bhtd(q, k, v, MASK, fill=fill), 1, 1),
+    "a row of each head is hidden": (
+        lambda q, k, v, m, fill: bhtd(q, k, v, (jnp.arange(8) != 2)[:, None], fill=fill), 0, 1,
+    ),
+    "keys are hidden": (lambda q, k, v, m, fill: bhtd(q, k, v, jnp.arange(8) != 2, fill=fill), 1, 1),
+    "before the diagonal": (
+        lambda q, k, v, m, fill: bhtd(q, k, v, jnp.arange(8)[:, None] > jnp.arange(8), fill=fill), 0, 1,
+    ),
+    "a mask that is not known": (lambda q, k, v, m, fill: bhtd(q, k, v, m, fill=fill), 0, 1),
+    "hidden that is not known": (
+        lambda q, k, v, m, fill: jax.nn.softmax(jnp.where(~m, fill, q @ k.mT), -1) @ v, 0, 1,
+    ),
+    "with a bias": (lambda q, k, v, m, fill: bhtd(q, k, v, m, BIAS, fill=fill), 0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fill", [-jnp.inf, -1e9])
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_row_that_is_hidden_as_a_whole_keeps_its_value(case, fill):
+    f, by_infinity, by_number = HIDDEN[case]
+    q, k, v = (array("bhtd") for _ in range(3))
+    run = lambda q, k, v, m: f(q, k, v, m, fill)  # noqa: E731
+    report = found(run, q, k, v, HIDES_A_ROW)
+    used = by_infinity if fill == -jnp.inf else by_number
+    assert len(report) == used, str(report)
+    assert used or any("-inf" in refusal.verdict.reason for refusal in report.refusals)
+    got = jax.jit(patterns.rewrite(run, patterns.attention))(q, k, v, HIDES_A_ROW)
+    np.testing.assert_allclose(got, run(q, k, v, HIDES_A_ROW), rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_a_bias_that_is_wider_than_the_queries(is_wide):
+    def f(q, k, v, bias):
+        weights = jax.nn.softmax(jnp.einsum("bhtd,bhsd->bhts", q, k) * 0.25 + bias, -1)
+        if is_wide:
+            return jnp.einsum("bhts,bhsd->bhtd", weights, v)
+        return jnp.einsum("bhts,bhsd->bhtd", weights.astype(v.dtype), v)
+
+    args = (*(array("bhtd", jnp.bfloat16) for _ in range(3)), array("ts"))
+    report = found(f, *args)
+    assert len(report) == (0 if is_wide else 1), str(report)
+    assert not is_wide or "read in float32" in str(report.refusals[0])
+    got = patterns.rewrite(f, patterns.attention)(*args)
+    assert got.dtype == f(*args).dtype
+    np.testing.assert_allclose(got.astype(jnp.float32), f(*args).astype(jnp.float32), rtol=2e-2, atol=2e-2)
+    plan = fuseplan.make_plan(f, device="test", planner="greedy", patterns=patterns.attention)(*args)
+    assert any("attention bias" in note for note in plan.notes), plan.notes
