@@ -234,6 +234,33 @@ class FlatView:
                 values.update(zip(eqn.outputs, results, strict=True))
             return np.asarray(v.val if isinstance(v, Literal) else values[v])
 
+    def depends_on_itself(self, insertions: Sequence[Insertion], new: Insertion) -> bool:
+        """Whether ``new`` would read a value that is computed from a result of its own, with all of
+        ``insertions``, ``new`` among them, made. A call that is kept waits for all of its operands."""
+        owner = {v: i for i in insertions for v in i.results}
+        opened = opened_calls(self, insertions)
+
+        def reads(n: int) -> Iterable[Operand]:
+            kept = [call for call in self.call_of[n].around if call not in opened]
+            return kept[-1].inputs if kept else self.equations[n].inputs
+
+        with_effects = [n for n, eqn in enumerate(self.equations) if eqn.effects]
+        stack: list[Operand] = list(new.reads)
+        seen: set[int] = set()
+        while stack:
+            v = stack.pop()
+            if isinstance(v, Literal) or v in seen:
+                continue
+            seen.add(v)
+            if v in owner:
+                stack += owner[v].reads
+            elif v in self.producer:
+                n = self.producer[v][0]
+                stack += reads(n)
+                if self.equations[n].effects:  # They keep their order.
+                    stack += [u for m in with_effects if m < n for u in reads(m)]
+        return not seen.isdisjoint(new.results)
+
     def source_info(self, n: int) -> Any:
         """JAX's ``source_info`` of an equation, as if the calls around it were inlined."""
         source = self.raw[n].source_info

@@ -303,17 +303,24 @@ class Search:
     def _at(self, pattern: Pattern, traced: _Traced, matcher: Matcher, anchor: int, found: Found) -> bool:
         """Add the match at ``anchor``, its refusal, or what differs there."""
         matcher.miss = None
-        reason, last = "", None
+        reason, last, chosen = "", None, None
         for state in self._states(traced, matcher, anchor):
             match = self._confirmed(pattern, state, anchor)
-            if isinstance(match, Match):
-                verdict = self._refused(match)
-                if verdict is None:
-                    found.matches.append(match)
-                else:
-                    found.refusals.append(Refusal(match, verdict))
-                return True
-            reason, last = (match, state) if not reason else (reason, last)
+            if not isinstance(match, Match):
+                reason, last = (match, state) if not reason else (reason, last)
+                continue
+            # Of the matches here, which differ in their other results, the first that overlaps none before.
+            is_apart = len(traced.roots) == 1 or not any(_is_overlap(match, m) for m in found.matches)
+            chosen = match if is_apart else chosen or match
+            if is_apart:
+                break
+        if chosen is not None:
+            verdict = self._refused(chosen)
+            if verdict is None:
+                found.matches.append(chosen)
+            else:
+                found.refusals.append(Refusal(chosen, verdict))
+            return True
         if not self.explain:
             return False
         if reason and last is not None:
@@ -589,9 +596,12 @@ def _bits(dtype: Any) -> int:
     return int(jnp.finfo(dtype).bits) if kind_of(dtype) == "float" else 0
 
 
-def claimed(found: Sequence[tuple[Pattern, Found]], function: str) -> tuple[list[Match], list[Refusal]]:
+def claimed(
+    found: Sequence[tuple[Pattern, Found]], flat: FlatView, function: str
+) -> tuple[list[Match], list[Refusal]]:
     """The matches to use of those of several patterns, highest priority first: the first match of an
-    operation counts.
+    operation counts. A match of several results is passed over where, with those before it, an argument of it
+    would be computed from one of them.
 
     Raises:
         PatternError: two matches of one pattern overlap, so that which one to use is ambiguous.
@@ -599,6 +609,7 @@ def claimed(found: Sequence[tuple[Pattern, Found]], function: str) -> tuple[list
     used: list[Match] = []
     passed_over: list[Refusal] = []
     owner: dict[int, Match] = {}
+    insertions: list[Insertion] = []
     for _, own in found:
         again = _overlapping(own.matches, function)
         for match in own.matches:
@@ -611,9 +622,23 @@ def claimed(found: Sequence[tuple[Pattern, Found]], function: str) -> tuple[list
                 reason = f"the pattern {first.pattern.name!r} has replaced a part of it"
                 passed_over.append(Refusal(match, Verdict("pattern", reason, place.equations)))
                 continue
+            new = _insertion(place)
+            if any(len(i.results) > 1 for i in (*insertions, new)) and flat.depends_on_itself(
+                [*insertions, new], new
+            ):
+                reason = "an argument would depend on a result, with the matches before it replaced"
+                passed_over.append(Refusal(match, Verdict("pattern", reason, place.equations)))
+                continue
+            insertions.append(new)
             used.append(match)
             owner.update(dict.fromkeys(_gone(place), match))
     return used, passed_over
+
+
+def _insertion(place: Place) -> Insertion:
+    """The values that the replacement of a match defines and reads."""
+    reads = tuple([b.root for b in place.arguments if not isinstance(b.root, Literal)])
+    return Insertion(place.roots, reads, lambda *_: [])
 
 
 def _overlapping(matches: Sequence[Match], function: str) -> set[int]:
@@ -645,6 +670,16 @@ def _overlapping(matches: Sequence[Match], function: str) -> set[int]:
                 )
             again.add(id(match if matches.index(other) < matches.index(match) else other))
     return again
+
+
+def _is_overlap(one: Match, other: Match) -> bool:
+    """Whether a match needs an equation that the other removes."""
+    assert one.place is not None
+    assert other.place is not None
+    return not (
+        _gone(one.place).isdisjoint(other.place.equations)
+        and _gone(other.place).isdisjoint(one.place.equations)
+    )
 
 
 def _gone(place: Place | None) -> set[int]:

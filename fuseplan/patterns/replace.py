@@ -110,7 +110,7 @@ def _rewritten(closed: ClosedJaxpr, settings: _Settings, where: str, result: Rew
     flat = FlatView(closed)
     search = Search(flat, settings.device, where, settings.explain)
     found: list[tuple[Pattern, Found]] = [(p, search.find(p)) for p in settings.patterns]
-    used, passed_over = claimed(found, settings.function)
+    used, passed_over = claimed(found, flat, settings.function)
     near_misses: list[NearMiss] = []
     for _, own in found:
         result.refusals += own.refusals

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental import io_callback
 
 import fuseplan
 from fuseplan import Pattern, PatternError, patterns
@@ -335,3 +336,48 @@ def test_what_is_found_is_what_the_program_computes(ops, seed):
         assert "overlaps itself" in str(error)  # noqa: PT017
         return
     np.testing.assert_allclose(got, f(X, Y), rtol=1e-6, atol=1e-6)
+
+
+ONE = Pattern("one", lambda p, q: (jnp.sin(p), jnp.cos(q)), args=("a b", "a b"))
+OTHER = Pattern("other", lambda p, q: (jnp.tan(p), jnp.exp(q)), args=("a b", "a b"))
+
+
+def in_a_kept_call(w, z):
+    """Of the call, the first result is needed for the last operation, and does not depend on the first."""
+    a, b = jax.jit(lambda x, y: (jnp.tanh(x), y * 3))(z, jnp.sin(w))
+    return jnp.cos(a), b
+
+
+def with_effects(w, z):
+    """The callbacks keep their order."""
+    shape = jax.ShapeDtypeStruct(z.shape, z.dtype)
+    io_callback(lambda x: None, None, jnp.sin(w), ordered=True)
+    return jnp.cos(io_callback(lambda x: x, shape, z, ordered=True))
+
+
+# The program, the patterns whose matches are used, and the number that are passed over.
+CROSSED = {
+    "two patterns": (lambda w, z: (jnp.tan(jnp.sin(w)), jnp.cos(jnp.exp(z))), ["one"], 1),
+    "apart": (lambda w, z: (jnp.tan(w), jnp.cos(z), jnp.sin(w), jnp.exp(z)), ["one", "other"], 0),
+    "one after the other": (lambda w, z: (jnp.tan(jnp.sin(w)), jnp.exp(jnp.cos(z))), ["one", "other"], 0),
+    "in a kept call": (in_a_kept_call, [], 1),
+    "with effects": (with_effects, [], 1),
+}
+
+
+@pytest.mark.parametrize("case", CROSSED)
+def test_matches_of_several_results_do_not_wait_for_each_other(case):
+    f, names, passed_over = CROSSED[case]
+    report = fuseplan.match([ONE, OTHER], f)(X, Y)
+    assert sorted(m.pattern.name for m in report.matches) == names
+    assert len(report.refusals) == passed_over
+    assert all("depend on a result" in str(refusal) for refusal in report.refusals)
+    got = patterns.rewrite(f, [ONE, OTHER])(X, Y)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, f(X, Y))
+
+
+def test_results_are_paired_so_that_matches_do_not_overlap():
+    f = lambda a, b: (jnp.sin(a), jnp.cos(b), jnp.sin(b), jnp.cos(a))  # noqa: E731
+    assert count(ONE, f, X, Y) == 2
+    got = patterns.rewrite(f, [ONE])(X, Y)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, f(X, Y))
