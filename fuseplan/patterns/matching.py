@@ -20,6 +20,9 @@ from fuseplan.patterns.sides import NONE, Dims, Side, kind_of, optional_factors
 from fuseplan.patterns.unify import Bound, Matcher, Miss, State
 from fuseplan.support.errors import ExtensionError, FuseplanError, PatternError, Verdict, first_line
 
+_OF_TRACES = ("jax_enable_x64", "jax_default_matmul_precision")
+"""The settings that a pattern's trace depends on."""
+
 MOST_KNOWN = 2**26
 """The most elements of an array that is computed while a pattern is looked for: a mask of 8192 by 8192."""
 
@@ -219,8 +222,7 @@ class _Traced:
 
 def _traced(pattern: Pattern, examples: Sequence[Any]) -> _Traced | str:
     """The pattern at these arguments, or why it cannot be traced or looked for there."""
-    # What a trace depends on besides its arguments.
-    config = jax.config.jax_enable_x64, str(jax.config.jax_default_matmul_precision)
+    config = tuple([str(getattr(jax.config, name)) for name in _OF_TRACES])
     key = (config, tuple([(a.shape, str(a.dtype)) for a in examples]))
     known: _Traced | str | None = pattern.traces.get(key)
     if known is None:
