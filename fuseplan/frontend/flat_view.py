@@ -159,8 +159,11 @@ class FlatView:
     def _numbered(self) -> list[int]:
         describe, known = Describer(), dict[Any, int]()
         numbers = list(range(len(self.avals)))
-        for eqn in self.equations:
-            if eqn.effects or eqn.is_set_apart:
+        # Equal values with other derivatives are not one value.
+        calls = [self.program, *self.program.calls()]
+        rule = {c: next((k for k in c.around if k.has_own_derivative), None) for c in calls}
+        for eqn, call in zip(self.equations, self.call_of, strict=True):
+            if eqn.effects or eqn.is_set_apart or eqn.primitive.name in DERIVATIVE_CALLS:
                 continue
             operands = tuple([
                 (describe.literal(v.val), str(v.aval)) if isinstance(v, Literal) else numbers[v]
@@ -168,7 +171,7 @@ class FlatView:
             ])  # fmt: skip
             params = describe.params(eqn.primitive.name, eqn.params)
             for k, v in enumerate(eqn.outputs):
-                numbers[v] = known.setdefault((eqn.primitive.name, params.items, operands, k), v)
+                numbers[v] = known.setdefault((rule[call], eqn.primitive.name, params.items, operands, k), v)
         return numbers
 
     def live(self, replaced: Mapping[int, Sequence[int]] | None = None) -> frozenset[int]:
@@ -214,7 +217,9 @@ class FlatView:
             u = stack.pop()
             if u in self.consts:
                 values[u] = self.consts[u]
-                if isinstance(values[u], jax.core.Tracer):
+                if isinstance(values[u], jax.core.Tracer) or not getattr(
+                    values[u], "is_fully_addressable", True
+                ):
                     return None
             elif u not in self.producer:
                 return None

@@ -128,3 +128,14 @@ def test_a_function_that_only_has_another_derivative_keeps_it(kind, f):
     both = lambda x, y: jnp.tanh(x) * jnp.cos(y)  # noqa: E731
     for pattern in (Pattern("p", jnp.tanh), Pattern("p", jnp.cos), Pattern("p", both, args=("a b", "a b"))):
         assert matched(pattern, program) == 1
+
+
+@KINDS
+def test_equal_values_with_other_derivatives_are_not_one_argument(kind):
+    through = with_rule(lambda x: jnp.round(x), jnp.ones_like, kind)
+    turned, tripled = (with_rule(lambda x: x, lambda x, c=c: c * jnp.ones_like(x), kind) for c in (-1, 3))
+    pattern = Pattern("p", lambda a: jnp.tanh(a) * a)
+    assert matched(pattern, lambda x: jnp.tanh(through(x)) * jnp.round(x)) == 0
+    assert matched(pattern, lambda x: jnp.tanh(turned(x)) * tripled(x)) == 0
+    assert matched(pattern, lambda x: (lambda r: jnp.tanh(r) * r)(through(x))) == 1
+    assert matched(pattern, lambda x: jnp.tanh(jnp.round(x)) * jnp.round(x)) == 1
