@@ -9,11 +9,12 @@ that another process cannot have, and those of other compilers, which one proces
 from __future__ import annotations
 
 import hashlib
-import inspect
 import multiprocessing
 import pickle
 import threading
 import time
+import unicodedata
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,7 @@ from fuseplan.runtime.compare import compare_plan, default_planners
 from fuseplan.settings import make_options, resolve_device
 from fuseplan.support.atomic_file import check_writable
 from fuseplan.support.errors import FuseplanError, InvalidArgumentError
+from fuseplan.support.object_digest import object_digest
 from fuseplan.support.progress import Progress, followed
 from fuseplan.support.row_file import RowFile
 from fuseplan.workloads import load_workload
@@ -90,7 +92,7 @@ Named = tuple[str, Callable[..., Any], Sequence[Any]]
 
 
 def study(
-    workloads: str | Sequence[str | Named],
+    workloads: str | Named | Sequence[str | Named],
     devices: str | DeviceSpec | Sequence[str | DeviceSpec] | None = None,
     planners: str | Sequence[str] | None = None,
     *,
@@ -106,7 +108,8 @@ def study(
 
     Args:
         workloads: programs, each the name of a workload, ``package.module:function`` or ``file.py:function``
-            (see ``fuseplan.workloads.load_workload``), or a tuple ``(name, f, args)``.
+            (see ``fuseplan.workloads.load_workload``), or a tuple ``(name, f, args)``. The name has no
+            control characters.
         devices: names of ``fuseplan.devices()``, or ``costmodel.DeviceSpec``s; None is this machine's.
         planners: names of ``fuseplan.planner_names()``; None is all, and ``xla`` if its compiler for the
             device is installed.
@@ -120,8 +123,8 @@ def study(
             script needs the usual ``if __name__ == "__main__":`` around its call.
         path: a CSV file. Each row is appended to it at once, so that an interrupted study continues where it
             stopped: rows that are there are not planned again, unless versions, machine, deadline, options,
-            or the program of a workload that is not fuseplan's own have changed. Rows of other versions or
-            deadlines are dropped.
+            the source or state of the cost model, or the program of a workload that is not fuseplan's own
+            have changed. Rows of other versions or deadlines are dropped. Several studies may write one file.
 
     Returns:
         A frame with the columns ``workload, device, dtype, planner, operations, kernels, time_us,
@@ -134,8 +137,8 @@ def study(
 
     Raises:
         UnknownNameError: a workload, device or planner is unknown. Nothing has been planned.
-        InvalidArgumentError: there are no workloads, devices or planners, two have one name, or an option is
-            invalid.
+        InvalidArgumentError: there are no workloads, devices or planners, two have one name, an option is
+            invalid, or the file at ``path`` is no CSV in UTF-8.
         OutputError: ``path`` cannot be written.
         OtherColumnsError: ``path`` is a file with other columns.
 
@@ -184,10 +187,19 @@ def study(
 
 def _several(name: str, given: Any) -> list[Any]:
     """One or more values of an argument, as a list."""
-    values = [given] if isinstance(given, (str, DeviceSpec)) else list(given)
+    if isinstance(given, (str, DeviceSpec)) or (name == "workloads" and _is_named_program(given)):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise InvalidArgumentError(f"{name} expects one or more in a list, got {given!r}")
+    values = list(given)
     if not values:
         raise InvalidArgumentError(f"{name} expects one or more, got none")
     return values
+
+
+def _is_named_program(given: Any) -> bool:
+    """Whether an argument is one tuple ``(name, f, args)``."""
+    return isinstance(given, tuple) and len(given) == 3 and isinstance(given[0], str) and callable(given[1])
 
 
 # --- tasks -----------------------------------------------------------------------------------
@@ -244,6 +256,11 @@ def _program(workload: str | Named) -> _Program:
                 f"(name, f, args) of a text, a function and a tuple of its arguments; got {workload!r}"
             )
         name, f, args = workload
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+            raise InvalidArgumentError(
+                f"the name of a workload has no control characters and is text in Unicode, got {name!r}: "
+                "rename it"
+            )
         program = _Program(name, lambda _: (f, args), is_named=False, has_dtypes=False, is_own=True)
     made = program.lowered("")
     inputs = [made.graph.values[v] for v in made.graph.inputs] if isinstance(made, Lowered) else []
@@ -311,16 +328,10 @@ def _versions(program: _Program, dtype: str, device: str | DeviceSpec | None, op
     if options.constraints is not None or options.features != ALL_FEATURES:
         parts.append(f"options {_digest((options.constraints, options.features))}")
     if (model := options.device.cost_model) is not None:
-        parts.append(f"cost model {model.name} {_digest(_source_of(type(model)))}")
+        told = object_digest(model, CostModel)
+        # No row is continued that may be of another state of the model.
+        parts.append(f"cost model {model.name} {told or f'of unknown state {uuid.uuid4().hex[:12]}'}")
     return "; ".join(parts)
-
-
-def _source_of(value: type) -> str:
-    """The source of a class, so that a changed cost model is another; its name where there is none."""
-    try:
-        return inspect.getsource(value)
-    except (OSError, TypeError):
-        return value.__qualname__
 
 
 def _row_file(path: str | PathLike[str], tasks: Iterable[_Task], deadline_s: float) -> RowFile[StudyRow]:

@@ -6,7 +6,7 @@ import os
 from os import PathLike
 from pathlib import Path
 
-from fuseplan.support.errors import FuseplanError
+from fuseplan.support.errors import FuseplanError, InvalidArgumentError
 
 
 class OutputError(FuseplanError, OSError):
@@ -14,8 +14,18 @@ class OutputError(FuseplanError, OSError):
 
 
 def check_writable(path: str | PathLike[str]) -> Path:
-    """``path`` if a file can be made there, asked before long work. Raises ``OutputError``."""
-    target = Path(path)
+    """``path`` if a file can be made there, asked before long work.
+
+    Raises:
+        OutputError: no file can be made there.
+        InvalidArgumentError: ``path`` is no path.
+    """
+    try:
+        target = Path(path)
+    except TypeError:
+        raise InvalidArgumentError(f"expected the path of a file to write, got {path!r}") from None
+    if "\0" in str(target):
+        raise OutputError(f"cannot write {str(target)!r}: a path has no NUL character")
     if target.is_dir():
         raise OutputError(f"expected a file to write, but {target} is a folder")
     folder = target.parent

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TextIO, TypeVar, get_type_hints
 
-from fuseplan.support.errors import FuseplanError
+from fuseplan.support.errors import FuseplanError, InvalidArgumentError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 R = TypeVar("R")
 
@@ -25,49 +32,87 @@ class RowFile(Generic[R]):
     The first row that is added replaces the file in one step; each later row is appended in one write. A line
     that was cut short is ignored when the file is read: its last field, which must not be empty, is missing.
     Rows for which ``keep`` does not hold, such as those of other versions, are dropped with the first row
-    that is added.
+    that is added. Several may add to one file, also from other processes: rows that others have added since
+    the file was read stay.
 
     Raises:
         OtherColumnsError: the file has other columns, and is left as it is.
+        InvalidArgumentError: the file is no CSV in UTF-8, and is left as it is.
     """
 
     def __init__(self, path: Path, row: type[R], keep: Any = lambda row: True) -> None:
         self.path, self._row = path, row
         self._names = [field.name for field in dataclasses.fields(row)]  # type: ignore[arg-type]
         self.rows: list[R] = []
+        self._dropped: set[str] = set()
         self._whole = False
-        if path.exists():
-            self.rows = [row for row in self._read() if keep(row)]
+        for found in self._read():
+            if keep(found):
+                self.rows.append(found)
+            else:
+                self._dropped.add(repr(found))
 
     def add(self, row: R) -> None:
         """Write one more row at once."""
-        self.rows.append(row)
-        if self._whole:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                self._writer(file).writerow(dataclasses.asdict(row))  # type: ignore[call-overload]
-            return
-        part = self.path.with_name(f".{self.path.name}.part")
-        with part.open("w", newline="", encoding="utf-8") as file:
-            writer = self._writer(file)
-            writer.writeheader()
-            writer.writerows(dataclasses.asdict(row) for row in self.rows)  # type: ignore[call-overload]
-        part.replace(self.path)
-        self._whole = True
+        with _locked(self.path.parent):
+            if self._whole and self.path.exists():
+                self.rows.append(row)
+                with self.path.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
+                    self._write(file, [row])
+                return
+            if self.path.exists():
+                self.rows = [found for found in self._read() if repr(found) not in self._dropped]
+            self.rows.append(row)
+            part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+            try:
+                with part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+                    csv.writer(file, lineterminator="\n").writerow(self._names)
+                    self._write(file, self.rows)
+                part.replace(self.path)
+            finally:
+                part.unlink(missing_ok=True)
+            self._whole = True
 
-    def _writer(self, file: Any) -> csv.DictWriter[str]:
-        return csv.DictWriter(file, self._names, lineterminator="\n")
+    def _write(self, file: TextIO, rows: Iterable[R]) -> None:
+        for row in rows:
+            values = list(dataclasses.asdict(row).values())  # type: ignore[call-overload]
+            # The writer quotes a line feed by itself, but no carriage return.
+            has_return = any(isinstance(value, str) and "\r" in value for value in values)
+            quoting: Any = csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL
+            csv.writer(file, quoting=quoting, lineterminator="\n").writerow(values)
 
-    def _read(self) -> Iterator[R]:
-        with self.path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
-                raise OtherColumnsError(
-                    f"{self.path} has other columns than {', '.join(self._names)}: move it away"
-                )
-            for record in reader:
-                row = parsed_row(self._row, record)
-                if row is not None:
-                    yield row
+    def _read(self) -> list[R]:
+        """The rows of the file, none if there is no file."""
+        if not self.path.exists():
+            return []
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
+                    raise OtherColumnsError(
+                        f"{self.path} has other columns than {', '.join(self._names)}: move it away"
+                    )
+                rows = [parsed_row(self._row, record) for record in reader]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InvalidArgumentError(
+                f"expected a CSV file in UTF-8, but {self.path} is none ({error}): move it away"
+            ) from None
+        return [row for row in rows if row is not None]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other writers of files in ``folder`` out of the block. A lock on the folder leaves no file."""
+    if fcntl is None:  # a system without such locks
+        yield
+        return
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks of folders
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)  # which releases the lock
 
 
 def parsed_row(row: type[R], record: Mapping[str, Any]) -> R | None:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -120,6 +121,68 @@ def test_rows_are_planned_again_when_what_they_depend_on_has_changed(tmp_path, p
     assert times() == 2
 
 
+class Slower(fuseplan.CostModel):
+    """HBM at a multiple of its time."""
+
+    def cost(self, graph, kernel, device, estimated):
+        return replace(estimated, memory_ps=self.factor * estimated.memory_ps)
+
+
+@dataclass(frozen=True)
+class Field(Slower):
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted(Slower):
+    factor: int
+
+
+class Attribute(Slower):
+    def __init__(self, factor):
+        self.factor = factor
+
+
+def closed_over(factor):
+    class Around(fuseplan.CostModel):
+        def cost(self, graph, kernel, device, estimated):
+            return replace(estimated, memory_ps=factor * estimated.memory_ps)
+
+    return Around()
+
+
+def made_of_a_class(factor):
+    return type("Made", (Slower,), {"factor": factor})()
+
+
+@pytest.mark.parametrize("model", [Field, Slotted, Attribute, closed_over, made_of_a_class])
+def test_rows_are_those_of_a_cost_model_of_this_state(tmp_path, planned, model):
+    path = tmp_path / "rows.csv"
+
+    def time_us(factor):
+        asked = {"devices": "h200", "planners": "unfused", "path": path, "cost_model": model(factor)}
+        return study("softmax", **asked).time_us[0]
+
+    times = [time_us(factor) for factor in (1, 2, 5)]
+    assert times == sorted(set(times))
+    assert len(planned) == 3
+    assert time_us(5) == times[2]
+    assert len(planned) == 3, "a model of the same state"
+
+
+def test_rows_of_a_cost_model_whose_state_cannot_be_told_are_never_continued(tmp_path, planned):
+    @dataclass(frozen=True)
+    class Called(fuseplan.CostModel):
+        factor: Callable[[], int]
+
+        def cost(self, graph, kernel, device, estimated):
+            return replace(estimated, memory_ps=self.factor() * estimated.memory_ps)
+
+    for _ in range(2):
+        study("softmax", "h200", "unfused", path=tmp_path / "rows.csv", cost_model=Called(lambda: 2))
+    assert len(planned) == 2
+
+
 @pytest.mark.slow
 def test_several_processes_find_the_same_rows(tmp_path):
     constant = jnp.arange(32.0)
@@ -204,6 +267,34 @@ def test_an_interrupted_study_keeps_its_rows_and_leaves_no_process(tmp_path):
     assert 1 <= len(fuseplan.read_frame(tmp_path / "rows.csv")) < 8
 
 
+@pytest.mark.parametrize("name", ["a\rb", "a\nb", "nul\0", "\x7f", "\udc80"])
+def test_a_name_with_control_characters_is_refused(tmp_path, planned, name):
+    path = tmp_path / "rows.csv"
+    with pytest.raises(InvalidArgumentError, match="no control characters"):
+        study(["softmax", (name, own, [X])], "h200", "greedy", path=path)
+    assert planned == []
+    assert not path.exists()
+
+
+def test_one_named_tuple_is_one_workload():
+    assert study(("mine", own, (X,)), "h200", "greedy").workload.tolist() == ["mine"]
+
+
+def test_two_studies_write_one_file(tmp_path, planned, monkeypatch):
+    path, plan = tmp_path / "rows.csv", studies._plan
+
+    def meanwhile(*asked):
+        monkeypatch.setattr(studies, "_plan", plan)
+        study(["rope", "mlp"], "h200", "greedy", path=path)
+        return plan(*asked)
+
+    study("mlp", "h200", "unfused", path=path)
+    monkeypatch.setattr(studies, "_plan", meanwhile)
+    study(["softmax", "rmsnorm"], "h200", "greedy", path=path)
+    names = sorted(fuseplan.read_frame(path).workload)
+    assert names == ["mlp", "mlp", "rmsnorm", "rope", "softmax"]
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "message"),
     [
@@ -219,16 +310,24 @@ def test_an_interrupted_study_keeps_its_rows_and_leaves_no_process(tmp_path):
         ({"deadline_s": -1}, InvalidArgumentError, "deadline_s"),
         ({"processes": 0}, InvalidArgumentError, "processes expects a number of at least 1"),
         ({"path": "missing/rows.csv"}, OutputError, "there is no folder"),
+        ({"workloads": 5}, InvalidArgumentError, "workloads expects one or more in a list, got 5"),
+        ({"workloads": None}, InvalidArgumentError, "workloads expects one or more in a list, got None"),
+        ({"planners": 7}, InvalidArgumentError, "planners expects one or more in a list, got 7"),
+        ({"path": 5}, InvalidArgumentError, "expected the path of a file to write, got 5"),
+        ({"path": "a\0b.csv"}, OutputError, "no NUL character"),
+        ({"path": "binary.csv"}, InvalidArgumentError, "expected a CSV file in UTF-8"),
         ({"path": "other.csv"}, OtherColumnsError, "has other columns"),
     ],
 )
 def test_wrong_arguments_cost_nothing(tmp_path, monkeypatch, planned, asked, error, message):
     monkeypatch.chdir(tmp_path)
     Path("other.csv").write_text("a,b\n1,2\n")
+    Path("binary.csv").write_bytes(b"\xff\xfe\0")
     with pytest.raises(error, match=message):
         study(**{"workloads": ["softmax"], "devices": ["h200"], "planners": ["greedy"]} | asked)
     assert planned == []
     assert Path("other.csv").read_text() == "a,b\n1,2\n"
+    assert Path("binary.csv").read_bytes() == b"\xff\xfe\0"
 
 
 def test_a_terminal_shows_what_is_planned_its_stage_and_the_time_left(monkeypatch):
