@@ -217,7 +217,11 @@ def read_frame(path: str | PathLike[str]) -> pd.DataFrame:
     import pandas as pd  # imported on use, as it takes half a second
 
     try:
-        if Path(path).suffix == ".csv":
+        is_csv = Path(path).suffix == ".csv"
+    except TypeError:
+        raise InvalidArgumentError(f"expected the path of a file with a frame, got {path!r}") from None
+    try:
+        if is_csv:
             frame = pd.read_csv(path, dtype="str", keep_default_na=False)
         else:
             frame = pd.read_parquet(path)
@@ -230,23 +234,31 @@ def read_frame(path: str | PathLike[str]) -> pd.DataFrame:
             f"expected the columns of a frame of fuseplan in {path}, got "
             f"{', '.join(map(str, frame.columns))}. The frames and their columns: {known}"
         )
-    if Path(path).suffix == ".csv":
+    if is_csv:
         cells = frame.itertuples(index=False, name=None)
         try:
             rows = [{c.name: _parsed(x, c) for c, x in zip(columns, row, strict=True)} for row in cells]
-        except ValueError as error:
-            raise InvalidArgumentError(f"a cell of {path} is no number: {error}") from None
-        return typed_frame(rows, columns)
-    frame = frame.astype({c.name: c.dtype for c in columns})
+            return typed_frame(rows, columns)
+        except (ValueError, OverflowError) as error:
+            raise InvalidArgumentError(f"a cell of {path} is no number of its column: {error}") from None
+    for column in columns:
+        try:
+            frame[column.name] = frame[column.name].astype(column.dtype)
+        except (ValueError, TypeError, OverflowError) as error:  # as pandas and pyarrow have it
+            raise InvalidArgumentError(
+                f"the column {column.name!r} of {path} should be {column.dtype}: {error}"
+            ) from None
     frame.attrs["units"] = {c.name: c.unit for c in columns if c.unit}
     return frame
 
 
 def _parsed(text: str, column: Column) -> Any:
-    """The value that a cell of a CSV file holds."""
+    """The value that a cell of a CSV file holds. Raises ``ValueError`` if it is none of the column."""
     if column.dtype == "str":
         return text
     if not text:
+        if column.dtype == "int64":
+            raise ValueError(f"one of the column {column.name!r} is empty")
         return None
     return float(text) if column.dtype == "float64" else int(text)
 

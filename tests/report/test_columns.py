@@ -149,6 +149,31 @@ def test_other_files_are_refused(plan, tmp_path, name, text, message):
         fuseplan.read_frame(path)
 
 
+def test_an_empty_cell_where_a_number_has_to_be_names_the_column(plan, tmp_path):
+    path = tmp_path / "cell.csv"
+    frame = plan.to_frame().astype({"n_ops": "object"})
+    frame["n_ops"] = ""
+    frame.to_csv(path, index=False)
+    with pytest.raises(
+        InvalidArgumentError, match=r"is no number.*of the column 'n_ops' is empty"
+    ):
+        fuseplan.read_frame(path)
+
+
+@pytest.mark.parametrize("cells", ["text", None, "1" * 30])
+def test_other_cells_in_a_parquet_file_name_the_column(plan, tmp_path, cells):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "cell.parquet"
+    plan.to_frame().assign(n_ops=cells).to_parquet(path)
+    with pytest.raises(InvalidArgumentError, match=r"column 'n_ops' of .*cell\.parquet should be int64"):
+        fuseplan.read_frame(path)
+
+
+def test_what_is_no_path_of_a_frame():
+    with pytest.raises(InvalidArgumentError, match="expected the path of a file with a frame, got 5"):
+        fuseplan.read_frame(5)
+
+
 # --- operations ------------------------------------------------------------------------------
 
 
