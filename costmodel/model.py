@@ -62,8 +62,8 @@ class CostModel(Protocol):
             estimated: the cost by fuseplan's own model.
 
         Returns:
-            A ``Cost`` whose parts ``*_ps`` are whole picoseconds of at least 0; ``Cost.time_ps`` is the time.
-            Its bytes, flops and ``in_turns`` are taken from ``estimated``.
+            A ``Cost`` whose parts ``*_ps`` are whole picoseconds of at least 0; ``Cost.time_ps`` is the time,
+            at most ``2**50`` (19 minutes). Its bytes, flops and ``in_turns`` are taken from ``estimated``.
         """
         raise NotImplementedError
 
@@ -106,11 +106,21 @@ def with_cost_model(device: DeviceSpec, model: CostModel | None) -> DeviceSpec:
     """The device with kernels priced by ``model``; by fuseplan's own model if it is None.
 
     Raises:
-        CostModelError: ``model`` lacks a member of ``CostModel``, or cannot be hashed.
+        CostModelError: ``model`` lacks a member of ``CostModel``, cannot be hashed, or raises an exception
+            when its name or hash is asked for.
     """
     if model is None:
         return plain_device(device)
-    if isinstance(model, type) or not isinstance(model, CostModel) or not isinstance(model.name, str):
+    try:
+        is_model = (
+            not isinstance(model, type) and isinstance(model, CostModel) and isinstance(model.name, str)
+        )
+    except Exception as error:
+        raise CostModelError(
+            f"expected a cost model whose name is a text, but that of a {type(model).__name__} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not is_model:
         raise CostModelError(
             "expected a cost model, an object with name, cost, floor_ps and at_least_estimated (see "
             f"fuseplan.CostModel), got {model!r}"
@@ -122,8 +132,17 @@ def with_cost_model(device: DeviceSpec, model: CostModel | None) -> DeviceSpec:
             f"the cost model {model.name!r} cannot be hashed, and plans are remembered by it: write "
             "@dataclass(frozen=True)"
         ) from None
+    except Exception as error:
+        raise CostModelError(
+            f"the hash of the cost model {model.name!r} raised {type(error).__name__}: {error}"
+        ) from error
     own = {field.name: getattr(device, field.name) for field in fields(DeviceSpec)}
     return ModelledDevice(**own, cost_model=model)
+
+
+_LONGEST_PS = 2**50
+"""The longest time that a model may give to a kernel, some 19 minutes: 64 bits hold the sum of 2**12 of them,
+with one to spare. It is the same for every program, as copies of operations make a program larger."""
 
 
 _PARTS = tuple(field.name for field in fields(Cost) if field.name.endswith("_ps"))
@@ -136,7 +155,7 @@ def modelled_cost(graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimate
 
     Raises:
         CostModelError: the model raised an exception, or returned no ``Cost`` of whole picoseconds, or less
-            than it promises.
+            than it promises, or more than ``_LONGEST_PS``.
     """
     model = device.cost_model
     assert model is not None
@@ -152,6 +171,12 @@ def modelled_cost(graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimate
     for part, figure in parts.items():
         if not _is_whole(figure):
             raise _no_whole(f"{part} of {_asked(model, 'cost', graph, kernel.nodes)}", figure)
+    if found.time_ps > (most := max(_LONGEST_PS, estimated.time_ps)):
+        raise CostModelError(
+            f"{_asked(model, 'cost', graph, kernel.nodes)} is {found.time_ps:,} ps, above the longest time "
+            f"of a kernel, {most:,} ps (64 bits hold the sum of the times of all kernels considered): "
+            "is it in picoseconds?"
+        )
     if model.at_least_estimated and found.time_ps < estimated.time_ps:
         raise CostModelError(
             f"{_asked(model, 'cost', graph, kernel.nodes)} is {found.time_ps:,} ps, less than the "
@@ -171,7 +196,7 @@ def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, es
     """The lower bound of some nodes by the model of a ``ModelledDevice``.
 
     Raises:
-        CostModelError: the model raised an exception, or returned no whole picoseconds.
+        CostModelError: the model raised an exception, or returned no whole picoseconds, or too many.
     """
     model = device.cost_model
     assert model is not None
@@ -183,6 +208,11 @@ def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, es
         ) from error
     if not _is_whole(found):
         raise _no_whole(_asked(model, "floor_ps", graph, nodes), found)
+    if found > (most := max(_LONGEST_PS * max(1, len(nodes)), estimated_ps)):
+        raise CostModelError(
+            f"{_asked(model, 'floor_ps', graph, nodes)} is {found:,} ps, above the longest time of "
+            f"{len(nodes):,} kernels, {most:,} ps: is it in picoseconds?"
+        )
     return int(found)
 
 

@@ -241,6 +241,10 @@ def test_a_bound_above_the_cost_names_the_group():
         ),
         (lambda estimated: replace(estimated, memory_ps=1.5), r"should be whole picoseconds.*got 1.5"),
         (lambda estimated: replace(estimated, vector_ps=float("nan")), "vector_ps .*got nan"),
+        (
+            lambda estimated: replace(estimated, memory_ps=10**30),
+            r"above the longest time of a kernel.*is it in picoseconds\?",
+        ),
         (lambda estimated: 1 / 0, "raised ZeroDivisionError: division by zero"),
     ],
 )
@@ -255,6 +259,7 @@ def test_a_cost_that_is_none_names_the_model_and_the_group(device, cost, told):
     [
         (lambda estimated_ps: -1, "should be whole picoseconds"),
         (lambda estimated_ps: None, "got None"),
+        (lambda estimated_ps: 10**30, r"above the longest time of .* kernels.*is it in picoseconds\?"),
         (lambda estimated_ps: [][0], "raised IndexError"),
     ],
 )
@@ -288,6 +293,34 @@ def test_what_is_no_model(given, told):
         fuseplan.make_plan(softmax, device="h200", cost_model=given)
     with pytest.raises(CostModelError, match=told):
         with_cost_model(TEST_DEVICE, given)
+
+
+@pytest.mark.parametrize("planner", ["solver", "greedy"])
+def test_the_longest_time_is_planned_and_proven(planner):
+    """No warning of the solver: sums of such times fit in 64 bits."""
+    longest = 2**50
+    plan = plan_by(Fusing(0, longest), planner=planner)
+    assert plan.verify()
+    with pytest.raises(ExtensionError, match="above the longest time"):
+        plan_by(Fusing(0, longest + 1), planner=planner)
+
+
+def test_a_name_or_a_hash_that_raises():
+    class Nameless(TwiceHbm):
+        @property
+        def name(self):
+            raise RuntimeError("no name today")
+
+    class Hashless(TwiceHbm):
+        def __hash__(self):
+            raise RuntimeError("no hash today")
+
+    for given, told in (
+        (Nameless(), "that of a Nameless raised RuntimeError: no name today"),
+        (Hashless(), "the hash of the cost model 'Hashless' raised RuntimeError: no hash today"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=told):
+            fuseplan.make_plan(softmax, device="h200", cost_model=given)
 
 
 def test_a_model_that_cannot_be_hashed():
