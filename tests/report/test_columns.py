@@ -154,9 +154,7 @@ def test_an_empty_cell_where_a_number_has_to_be_names_the_column(plan, tmp_path)
     frame = plan.to_frame().astype({"n_ops": "object"})
     frame["n_ops"] = ""
     frame.to_csv(path, index=False)
-    with pytest.raises(
-        InvalidArgumentError, match=r"is no number.*of the column 'n_ops' is empty"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"is no number.*of the column 'n_ops' is empty"):
         fuseplan.read_frame(path)
 
 
