@@ -36,6 +36,7 @@ from fuseplan.cli.arguments import (
     writable,
 )
 from fuseplan.cli.bench_commands import bench
+from fuseplan.cli.failures import show_failure
 from fuseplan.cli.lazily import command
 from fuseplan.support.environment import installed_version
 from fuseplan.support.errors import FuseplanError, FuseplanWarning
@@ -306,7 +307,11 @@ app.add_typer(bench, name="bench")
 def main() -> None:
     """Run the command line."""
     warnings.showwarning = _show_warning
-    app(prog_name="fuseplan")
+    try:
+        app(prog_name="fuseplan")
+    except Exception as error:  # of the user's function or module, or a defect
+        show_failure(error)
+        sys.exit(1)
 
 
 def _one_line(error: Exception) -> str:
