@@ -11,10 +11,10 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from costmodel.graph import Graph
+from costmodel.graph import Graph, without_copies
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.report.text import bound_text, grid, tile
@@ -93,6 +93,9 @@ class PlanDifference:
 
     one: Figures
     other: Figures
+    same_program: bool | None
+    """Whether the plans are of one program, whatever they compute again. None where that cannot be told: the
+    arguments and results are alike, and the operations differ, as they do in two rewritten forms of one."""
     equal_kernels: int
     """The number of kernels that both plans have: of the same operations, schedule and cost."""
     differences: tuple[Difference, ...]
@@ -114,7 +117,8 @@ class PlanDifference:
         """A report in 80 columns; ``one`` and ``other`` name the plans."""
         a, b = self.one, self.other
         rows = [_head(label, figures) for label, figures in (("A", a), ("B", b))]
-        lines = [f"A  {one}", f"B  {other}", ""]
+        lines = textwrap.wrap(_ON_PROGRAMS[self.same_program], _WIDTH)
+        lines += [f"A  {one}", f"B  {other}", ""]
         lines += columns([_HEAD, *rows], {3, 4, 5, 6}, _WIDTH)
         lines += ["", *textwrap.wrap(self._summary(), _WIDTH)]
         for i, difference in enumerate(self.differences):
@@ -136,6 +140,12 @@ class PlanDifference:
         of_b = sum(len(difference.other) for difference in self.differences)
         return f"{said}. {equal}; {of_a:,} of A's and {of_b:,} of B's differ."
 
+
+_ON_PROGRAMS = {
+    True: "",
+    False: "The plans are of different programs.",
+    None: "The plans have different operations: two programs, or one that was rewritten in two ways.",
+}
 
 _HEAD = ("", "planner", "device", "kernels", "µs", "HBM MB", "peak MB", "bound")
 
@@ -201,7 +211,32 @@ def compare_plans(one: FusionPlan, other: FusionPlan) -> PlanDifference:
     equal, left, right = _equal_kernels(a, b)
     found = [_difference(a, b, *group) for group in _joined(a, b, left, right)]
     found.sort(key=lambda d: (-abs(d.extra_us), [k.kernel for k in (*d.one, *d.other)]))
-    return PlanDifference(_figures(one), _figures(other), equal, tuple(found))
+    same = _are_of_one_program(one.graph, other.graph)
+    return PlanDifference(_figures(one), _figures(other), same, equal, tuple(found))
+
+
+def _are_of_one_program(one: Graph, other: Graph) -> bool | None:
+    """See ``PlanDifference.same_program``."""
+    if _unplaced(one) == _unplaced(other):
+        return True
+    if _signature(one) != _signature(other):
+        return False
+    sources = [{node.source for node in graph.nodes if node.source} for graph in (one, other)]
+    # A rewritten operation keeps its place in the user's code.
+    return False if all(sources) and sources[0].isdisjoint(sources[1]) else None
+
+
+def _unplaced(graph: Graph) -> Graph:
+    """The graph with each operation once, and without places in the user's code."""
+    graph = without_copies(graph)
+    nodes = tuple([replace(node, source="", scope="") for node in graph.nodes])
+    return replace(graph, nodes=nodes, waits=())
+
+
+def _signature(graph: Graph) -> tuple[Any, ...]:
+    """The shapes and dtypes of a graph's arguments and results."""
+    ends = (graph.inputs, graph.outputs)
+    return tuple([[(graph.values[v].shape, graph.values[v].dtype) for v in values] for values in ends])
 
 
 class _Side:
