@@ -67,14 +67,20 @@ def plan(
     if out is not None:
         write_text(out, result.to_json())
     if shown is not None:
-        print(shown.code(compiled), end="")
+        code = shown.code(compiled)
+        if json:
+            print_json({"kernel": show_kernel, "code": code})
+        else:
+            print(code, end="")
         return
     if json:
         print(result.to_json())
         return
     print(f"{result}\n\n{result.summary()}")
     if result.refusals:
-        print("\nrefused fusions, by kind", *result.refusals, sep="\n  ")
+        print("\nrefused fusions, by kind")
+        for refusal in result.refusals:
+            print("\n".join(wrapped(f"  {refusal}", 80, "    ")))
 
 
 def _kernel(plan: Plan, number: int) -> PlanKernel:
@@ -125,7 +131,8 @@ def explain(
     if json:
         print_json(asdict(answer))
     else:
-        print(answer)
+        for line in str(answer).splitlines():
+            print("\n".join(wrapped(line, 80, "  ")))
 
 
 def _two_operations(text: str) -> tuple[int | str, int | str]:

@@ -2,10 +2,12 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from fuseplan import Plan
+from fuseplan import Plan, make_plan
 from fuseplan.cli import app
 from fuseplan.report.difference import compare_plans
 from fuseplan.workloads import FAMILIES
@@ -45,6 +47,15 @@ def test_a_plan_in_a_file_is_explained_as_the_workload_is(plans):
     assert of_file == run("explain", "layernorm", "0,1", "--device", "test", "--small").stdout
     assert of_file.startswith("n0 ")
     assert run("explain", "-", "0,1", stdin=(plans / "solver.json").read_text()).stdout == of_file
+
+
+def test_an_explanation_has_80_columns(plans):
+    for ends in ("0,1", "0,4"):
+        lines = run("explain", plans / "solver.json", ends).stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        whole = str(read(plans / "solver.json").explain(*map(int, ends.split(","))))
+        assert max(map(len, whole.splitlines())) > 80, "there is something to wrap"
+        assert " ".join("\n".join(lines).split()) == " ".join(whole.split())
 
 
 def test_an_explanation_as_json(plans):
@@ -102,6 +113,42 @@ def test_plans_of_other_programs_share_no_operation(plans):
     names = [name for d in found.differences for name in d.only_in_one]
     assert len(names) == len(read(plans / "solver.json").graph.nodes)
     assert run("diff", plans / "solver.json", plans / "other.json", code=1).stdout
+
+
+def test_plans_of_other_programs_say_so_first(plans, tmp_path):
+    pair = (plans / "solver.json", plans / "other.json")
+    assert run("diff", *pair, code=1).stdout.startswith("The plans are of different programs.\n")
+    assert json.loads(run("diff", *pair, "--json", code=1).stdout)["same_program"] is False
+    for name in ("unfused", "h200"):
+        pair = (plans / "solver.json", plans / f"{name}.json")
+        assert run("diff", *pair, code=1).stdout.startswith("A  ")
+        assert json.loads(run("diff", *pair, "--json", code=1).stdout)["same_program"] is True
+
+
+def test_programs_of_the_same_arguments_and_results():
+    x = jax.ShapeDtypeStruct((64, 32), "float32")
+
+    def plan(f, planner="solver"):
+        return make_plan(f, device="test", planner=planner)(x)
+
+    def one(x):
+        return jnp.tanh(x) * 2
+
+    def same(x):
+        return jnp.tanh(x) * 2
+
+    def other(x):
+        return jnp.exp(x) - 1
+
+    def twice(f):
+        return lambda x: f(x) * 2
+
+    assert compare_plans(plan(one), plan(same)).same_program is True, "wherever it stands"
+    assert compare_plans(plan(one), plan(other)).same_program is False
+    untold = compare_plans(plan(twice(jnp.tanh)), plan(twice(jnp.exp)))
+    assert untold.same_program is None
+    assert untold.text().startswith("The plans have different operations")
+    assert max(map(len, untold.text().splitlines())) <= 80
 
 
 def test_the_same_operations_in_another_schedule_are_a_difference_without_moves(plans):

@@ -1,5 +1,7 @@
 """``fuseplan plan --show-kernel`` prints the code of one kernel."""
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -21,6 +23,13 @@ def test_the_code_of_one_kernel_is_printed_and_nothing_else(tmp_path):
     assert result.exit_code == 0
     assert result.stdout == expected
     assert fuseplan.Plan.from_json((tmp_path / "plan.json").read_text()).kernels[0].code() == expected
+
+
+def test_the_code_of_one_kernel_as_json():
+    f, args = get_workload("softmax").build(small=True)
+    expected = fuseplan.make_plan(f, device="h200")(*args).kernels[0].code()
+    found = json.loads(run("--show-kernel", "0", "--json").stdout)
+    assert found == {"kernel": 0, "code": expected}
 
 
 @pytest.mark.parametrize(
