@@ -56,7 +56,14 @@ def _by_name(name: str, expected: str) -> ModuleType:
     if name and all(part.isidentifier() for part in name.split(".")):
         importlib.invalidate_caches()  # a file may have just been written
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
+            if getattr(module, "__file__", None) is None and hasattr(module, "__path__"):
+                folder = next(iter(module.__path__), name)
+                raise UnknownNameError(
+                    f"expected {expected}, but {name!r} is a folder, {folder}: name a module or a file in "
+                    f"it, such as {name}.module or {name}/file.py"
+                )
+            return module
         except ImportError as error:
             problem = str(error)
     raise UnknownNameError(f"expected {expected}, but {name!r} cannot be imported: {problem}")

@@ -92,6 +92,9 @@ def test_plan_shows_kernels_summary_and_refusals():
     assert "unfused" in text
     assert "refused fusions" in text
     assert max(map(len, text.splitlines()[:20])) <= 80
+    refused = text.partition("refused fusions")[2].splitlines()
+    assert max(map(len, refused)) <= 80
+    assert any(line.startswith("    ") for line in refused), "a refusal is longer than a line"
 
 
 def test_plan_json_is_the_plan(tmp_path):
@@ -231,6 +234,14 @@ def test_mistakes_are_one_line_and_exit_code_2(args, message):
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("args", [("plan", "folder:f"), ("compare", "softmax", "--planner-module", "folder")])
+def test_a_folder_is_told_to_be_one(tmp_path, monkeypatch, args):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.py").write_text("def f():\n    return (lambda x: x), (1.0,)\n")
+    monkeypatch.chdir(tmp_path)
+    assert "'folder' is a folder" in run(*args, "--device", "test", code=2).stderr
 
 
 @pytest.mark.parametrize(
