@@ -228,6 +228,7 @@ class Plan(FusionPlan):
 
         Raises:
             OutputError: a file cannot be written.
+            InvalidArgumentError: the two files are one.
         """
         write_model_explorer(self, path, node_data_path)
 

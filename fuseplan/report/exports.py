@@ -20,6 +20,7 @@ from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import anchor, kernel_name
 from fuseplan.report.text import grid, makes, parts_text, status_text, tile
 from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import bytes_text, counted, time_text
 
 BY_KERNEL, BY_SCOPE = "operations by kernel", "operations by named_scope"
@@ -35,6 +36,8 @@ def write_model_explorer(
     """See ``Plan.to_model_explorer``."""
     target = check_writable(path)
     node_data = None if node_data_path is None else check_writable(node_data_path)
+    if node_data is not None and node_data.resolve() == target.resolve():
+        raise InvalidArgumentError(f"expected two files, one for node data, got {target} for both")
     collection = {"label": _title(plan), "graphs": model_explorer_graphs(plan)}
     write_text(target, json.dumps(collection, ensure_ascii=False))
     if node_data is not None:

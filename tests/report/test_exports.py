@@ -13,6 +13,7 @@ import fuseplan
 from fuseplan.memory.liveness import live_ranges, profile
 from fuseplan.report.exports import BY_KERNEL, BY_SCOPE
 from fuseplan.support.atomic_file import OutputError
+from fuseplan.support.errors import InvalidArgumentError
 
 X = jax.ShapeDtypeStruct((512, 256), "float32")
 
@@ -179,3 +180,10 @@ def test_a_file_that_cannot_be_written_is_an_error(plan, tmp_path, method):
         with pytest.raises(OutputError):
             plan.to_model_explorer(tmp_path / "plan.json", tmp_path)
         assert not (tmp_path / "plan.json").exists(), "a half of two files was written"
+
+
+def test_two_files_in_one_place_are_refused(plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="expected two files"):
+        plan.to_model_explorer(tmp_path / "plan.json", "plan.json")
+    assert not (tmp_path / "plan.json").exists()
