@@ -52,7 +52,12 @@ def _heading(kernel: Kernel, number: int, graph: Graph, device: DeviceSpec) -> l
         f"modelled {time_text(cost.time_us)} µs: {parts_text(cost)}; HBM {bytes_text(cost.hbm_bytes)}, "
         f"on chip {bytes_text(cost.onchip_bytes)}",
     ]
-    return [f"# {line}" for line in lines]
+    return [_comment(line) for line in lines]
+
+
+def _comment(text: str) -> str:
+    """One line that begins with ``#``, also where a name in it has several."""
+    return f"# {' '.join(text.splitlines())}"
 
 
 def _arrays(graph: Graph, accesses: Sequence[Access]) -> str:
@@ -104,7 +109,7 @@ def _compiled(
         return [*lines, gpu.ptx if is_own and gpu.ptx else gpu.hlo]
     tpu = compile_tpu(function, avals, device.name)
     vmem = "" if tpu.report.vmem_bytes is None else f", at most {bytes_text(tpu.report.vmem_bytes)} of VMEM"
-    return [f"# compiled by libtpu for {device.name}{vmem}", *(tpu.mosaic or (tpu.hlo,))]
+    return [_comment(f"compiled by libtpu for {device.name}{vmem}"), *(tpu.mosaic or (tpu.hlo,))]
 
 
 def _gpu_line(name: str, report: GpuReport) -> str:

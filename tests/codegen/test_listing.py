@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
+from costmodel import get_device
 from fuseplan import Plan
 from fuseplan.extend import emit
 from fuseplan.support.errors import InvalidPlanError, UnknownNameError
@@ -45,6 +46,15 @@ def test_a_pallas_kernel_is_its_jaxpr_with_grid_and_blocks(device, expected):
     assert head[2] == "# reads   v0:f32[4096,1024]"
     assert head[3].startswith("# writes  v")
     assert "modelled" in head[4]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028"])
+def test_a_name_of_several_lines_stays_in_its_comment(end):
+    device = replace(get_device("h200"), name=f"my{end}device")
+    text = make(device).kernels[0].code()
+    head = text.partition("\n\n")[0].splitlines()
+    assert all(line.startswith("# ") for line in head)
+    assert head[1].startswith("# for my device: ")
 
 
 def test_mosaic_gpu_kernels_are_shown_with_their_grid():
