@@ -243,7 +243,7 @@ def read_frame(path: str | PathLike[str]) -> pd.DataFrame:
             raise InvalidArgumentError(f"a cell of {path} is no number of its column: {error}") from None
     for column in columns:
         try:
-            frame[column.name] = frame[column.name].astype(column.dtype)
+            frame = frame.astype({column.name: column.dtype})
         except (ValueError, TypeError, OverflowError) as error:  # as pandas and pyarrow have it
             raise InvalidArgumentError(
                 f"the column {column.name!r} of {path} should be {column.dtype}: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -14,10 +15,8 @@ from typing import Any, Generic, TextIO, TypeVar, get_type_hints
 
 from fuseplan.support.errors import FuseplanError, InvalidArgumentError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 R = TypeVar("R")
 
@@ -103,16 +102,18 @@ class RowFile(Generic[R]):
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other writers of files in ``folder`` out of the block. A lock on the folder leaves no file."""
-    if fcntl is None:  # a system without such locks
+    if sys.platform == "win32":  # it has no such locks
         yield
         return
-    place = os.open(folder, os.O_RDONLY)
+    place = None
+    with suppress(OSError):  # a folder that cannot be read, or a file system without locks of folders
+        place = os.open(folder, os.O_RDONLY)
+        fcntl.flock(place, fcntl.LOCK_EX)
     try:
-        with suppress(OSError):  # a file system without locks of folders
-            fcntl.flock(place, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(place)  # which releases the lock
+        if place is not None:
+            os.close(place)  # which releases the lock
 
 
 def parsed_row(row: type[R], record: Mapping[str, Any]) -> R | None:
