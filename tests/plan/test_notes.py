@@ -19,7 +19,7 @@ from fuseplan.support.work import Limit
 NUMBERS = {
     "count", "most", "guards", "matched", "percent", "deadline_s", "limit_bytes", "fastest_bytes",
     "least_ps", "time_ps", "floor_ps", "moved_bytes", "on_chip_bytes", "peak_bytes", "most_bytes",
-    "needed_bytes", "room_bytes",
+    "needed_bytes", "room_bytes", "with_ps", "without_ps",
 }  # fmt: skip
 
 

@@ -416,7 +416,7 @@ def test_it_needs_neither_the_solver_nor_the_planners(tmp_path):
     code = """
 import sys
 sys.modules["ortools"] = None
-import fuseplan, fuseplan.cli
+import fuseplan, fuseplan.api, fuseplan.cli
 def broken(*args, **kwargs):
     raise AssertionError("the verifier called what makes plans")
 makers = ("planners", "search.presolve", "search.candidates", "search.nogoods", "search.set_partitioning",
