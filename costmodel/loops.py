@@ -58,7 +58,7 @@ class Lookup(NamedTuple):
     run: tuple[Axes, ...]
     """The axes of the dimensions whose elements lie side by side in the table, the innermost first."""
     runs: int
-    """The runs of the table, if a run has all of these dimensions."""
+    """The number of runs in the table, where a run extends along all of these dimensions."""
 
 
 class Block(NamedTuple):
@@ -505,7 +505,8 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
 
 
 _LINE_BYTES = 64
-"""What a CPU moves to read one byte: a cache line of all x86 processors and of most ARM servers."""
+"""The size of a cache line, which a CPU moves whole to read one byte, on all x86 processors and most ARM
+servers."""
 
 
 def _lookup_ps(spec: KernelSpec, device: DeviceSpec, block: Block, nbytes: int) -> int:

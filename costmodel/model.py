@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
@@ -159,12 +159,7 @@ def modelled_cost(graph: Graph, kernel: KernelSpec, device: DeviceSpec, estimate
     """
     model = device.cost_model
     assert model is not None
-    try:
-        found = model.cost(graph, kernel, plain_device(device), estimated)
-    except Exception as error:
-        raise CostModelError(
-            f"{_asked(model, 'cost', graph, kernel.nodes)} raised {type(error).__name__}: {error}"
-        ) from error
+    found = _answer(model, "cost", graph, kernel.nodes, kernel, plain_device(device), estimated)
     if not isinstance(found, Cost):
         raise CostModelError(f"{_asked(model, 'cost', graph, kernel.nodes)} should be a Cost, got {found!r}")
     parts = dict(zip(_PARTS, _parts_of(found), strict=True))
@@ -200,12 +195,7 @@ def modelled_floor_ps(graph: Graph, nodes: Sequence[int], device: DeviceSpec, es
     """
     model = device.cost_model
     assert model is not None
-    try:
-        found = model.floor_ps(graph, nodes, plain_device(device), estimated_ps)
-    except Exception as error:
-        raise CostModelError(
-            f"{_asked(model, 'floor_ps', graph, nodes)} raised {type(error).__name__}: {error}"
-        ) from error
+    found = _answer(model, "floor_ps", graph, nodes, nodes, plain_device(device), estimated_ps)
     if not _is_whole(found):
         raise _no_whole(_asked(model, "floor_ps", graph, nodes), found)
     if found > (most := max(_LONGEST_PS * max(1, len(nodes)), estimated_ps)):
@@ -222,6 +212,16 @@ def _is_whole(figure: object) -> bool:
 
 def _no_whole(what: str, figure: object) -> CostModelError:
     return CostModelError(f"{what} should be whole picoseconds, at least 0 (round by int()), got {figure!r}")
+
+
+def _answer(model: CostModel, method: str, graph: Graph, nodes: Sequence[int], *arguments: Any) -> Any:
+    """Call a method of a model about ``nodes``, and name both where it raises an exception."""
+    try:
+        return getattr(model, method)(graph, *arguments)
+    except Exception as error:
+        raise CostModelError(
+            f"{_asked(model, method, graph, nodes)} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _asked(model: CostModel, method: str, graph: Graph, nodes: Sequence[int]) -> str:

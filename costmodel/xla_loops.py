@@ -373,8 +373,8 @@ def _readers_inside(
 
 def _calls_of(graph: Graph, nodes: Iterable[int], readers_of: Callable[[int], list[Node]]) -> dict[int, int]:
     """Those of ``nodes``, readers first, that lead to one reduction of the library by its operations alone,
-    and this reduction. What two reductions need is written once, for both. (Found by compiling each: jax 0.10
-    and 0.12.)"""
+    and this reduction. A value that two reductions need is written once, for both.
+    (Found by compiling each: jax 0.10 and 0.12.)"""
     call_of: dict[int, int] = {}
     for n in nodes:
         readers = readers_of(n)
@@ -392,7 +392,7 @@ def absorbed(graph: Graph, node: Node) -> Node | None:
 
 
 def _is_taken_in(graph: Graph, node: Node, readers: Sequence[Node]) -> bool:
-    """Whether XLA:CPU's library has the operation of a node that one call of it reads."""
+    """Whether XLA:CPU's library computes a node in the call that reads its result."""
     if len(node.outputs) != 1:
         return False
     # XLA makes a transpose a part of the product that reads it, and the library has that for right operands.

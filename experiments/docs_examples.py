@@ -1,4 +1,4 @@
-"""An extension of Griffe, which reads docstrings for ``docs/api.md``: what ``Example:`` begins is code.
+"""An extension of Griffe, which reads docstrings for ``docs/api.md``: the text below ``Example:`` is code.
 
 Griffe knows the section only by the name ``Examples``. ``mkdocs.yml`` names this file; it is no module that
 others import.
