@@ -29,6 +29,9 @@ if sys.dont_write_bytecode:
         sys.pycache_prefix = str(Path(__file__).parent / ".pytest_cache" / "bytecode")
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
+# No doctests there: what tests share, and what MkDocs loads, whose packages a test run need not have.
+collect_ignore_glob = ["tests/helpers", "experiments/docs_*"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
