@@ -29,8 +29,8 @@ from tests.helpers.nest_cases import (
     normal,
     with_gradient,
 )
-from tests.helpers.nests import assert_agrees, function_of, specs_of
-from tests.helpers.quickly import QUICKLY, on_both
+from tests.helpers.nests import assert_agrees, describe, function_of, specs_of
+from tests.helpers.quickly import QUICKLY, on_both, run_quickly
 
 QUICK = pytest.mark.usefixtures("compiled_quickly")
 BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "nearest", "k_means")
@@ -112,6 +112,21 @@ def test_sixteen_bit_values_stay_in_range():
 
     x, y = (np.float32(abs(normal(n)) * 200 + 50) for n in (M, N))
     assert_agrees(f, x, y, tiles=TILES, rtol=2e-2, atol=1e-3)
+
+
+@QUICK
+def test_sums_of_many_tiles_are_accurate():
+    """The rounding error is bounded by the sum of what each loop and a tile add up, not by the product."""
+    n_tiles, tile = (300, 290), 4
+    x, y = (np.full(n * tile, 1 / 3, np.float32) for n in n_tiles)
+    lowered, specs = specs_of(lambda x, y: (x[:, None] * y).sum(), (x, y), {x.size: tile, y.size: tile})
+    exact = x.sum(dtype=np.float64) * y.sum(dtype=np.float64)
+    both = [spec for spec in specs if sum(axis.n_tiles > 1 for axis in spec.axes) == 2]
+    assert both
+    for spec in both:
+        (got,) = run_quickly(function_of(spec, lowered), x, y)
+        bound = (sum(n_tiles) + tile * tile + 1) * np.finfo(np.float32).eps / 2
+        assert abs(float(got) / exact - 1) <= bound, describe(spec, lowered)
 
 
 @QUICK

@@ -1,6 +1,6 @@
 """Emit a group as a nest of XLA loops over tiles: the kernels of the CPU.
 
-One loop visits the tiles of all outer axes. Inside it, each pass of the group visits the tiles of the stream.
+Loops visit the tiles of the outer axes. Inside them, each pass of the group visits the tiles of the stream.
 Large intermediates exist one tile at a time, results are written by dynamic slices, and XLA runs each
 operation of a tile on all cores.
 """
@@ -8,7 +8,6 @@ operation of a tile on all cores.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,33 +35,65 @@ def emit(
     combined = {nest.steps[i].equation.outputs[0]: nest.steps[i] for i in combining}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        values = dict(zip(nest.reads, arrays, strict=True))
-        orders = [TileOrder(nest, skips, values) for skips in nest.skips]
-        counts = [spec.axes[a].n_tiles for a in nest.outer]
-
-        def turn(t: Any, results: Results) -> Results:
-            position: list[Any] = [0] * len(spec.axes)
-            t = jnp.int32(t)  # under jax.disable_jit, loops count in Python
-            for a, count in zip(reversed(nest.outer[1:]), reversed(counts[1:]), strict=True):
-                t, position[a] = lax.div(t, jnp.int32(count)), lax.rem(t, jnp.int32(count))
-            if nest.outer:
-                position[nest.outer[0]] = t
-            return _OuterTile(nest, values, orders, position, results).run()
-
+        loops = _OuterLoops(nest, dict(zip(nest.reads, arrays, strict=True)), combined)
         stored = [v for v in nest.writes if makers[v] not in combining]
         results: Results = {v: jnp.zeros(avals[v].shape, avals[v].dtype) for v in stored}
         results |= {v: step.initial(avals[v].shape) for v, step in combined.items()}
         results |= {~v: array for v, array in nest.scratch().items()}
-        turns = math.prod(counts)
-        if turns == 1:
-            results = turn(0, results)
-        else:
-            results = lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, results)
+        results = loops.run((), results)
         for v, step in combined.items():
             results |= zip(step.equation.outputs, step.finish(results[v]), strict=True)
         return tuple(results[v] for v in nest.writes)
 
     return run
+
+
+class _OuterLoops:
+    """The loops over the tiles of all outer axes, the first axis outermost."""
+
+    def __init__(self, nest: Nest, values: dict[int, Any], combined: dict[int, Step]) -> None:
+        self.nest, self.values, self.combined = nest, values, combined
+        self.orders = [TileOrder(nest, skips, values) for skips in nest.skips]
+        axes, stream = nest.spec.axes, nest.program.stream
+        self.looped = [a for a in (*nest.outer, stream) if a is not None and axes[a].n_tiles > 1]
+
+    def run(self, at: tuple[Any, ...], results: Results) -> Results:
+        """Visit the tiles ``at`` these places along the first outer axes, and at all along the others."""
+        if len(at) == len(self.nest.outer):
+            return _OuterTile(self.nest, self.values, self.orders, self._position(at), results).run()
+
+        def turn(t: Any, results: Results) -> Results:
+            # Under jax.disable_jit, loops count in Python.
+            return self._run_apart((*at, jnp.int32(t)), results)
+
+        n_tiles = self.nest.spec.axes[self.nest.outer[len(at)]].n_tiles
+        if n_tiles == 1:
+            return turn(0, results)
+        return lax.fori_loop(jnp.int32(0), jnp.int32(n_tiles), turn, results)
+
+    def _run_apart(self, at: tuple[Any, ...], results: Results) -> Results:
+        """As ``run``, but all that the loops inside add to one block of a result is added up by itself first.
+
+        The rounding error of n summands that are added one after the other grows with n; that of sums of
+        sums grows with the sum of the loops' lengths, not with their product (Higham, *Accuracy and Stability
+        of Numerical Algorithms*, 2002, section 4.2).
+        """
+        spec, inside = self.nest.spec, set(self.looped).difference(self.nest.outer[: len(at)])
+        apart = {
+            v: step
+            for v, step in self.combined.items()
+            if inside and inside.isdisjoint(a for dims in step.out_axes[0] for a in dims)
+        }
+        own = {v: step.initial(block_shape(spec.axes, step.out_axes[0])) for v, step in apart.items()}
+        after = self.run(at, results | own)
+        position = self._position(at)
+        for v, step in apart.items():
+            after[v] = _combine_block(results[v], after[v], spec, step, position)
+        return after
+
+    def _position(self, at: tuple[Any, ...]) -> Position:
+        places = dict(zip(self.nest.outer, at, strict=False))
+        return [places.get(a, 0) for a in range(len(self.nest.spec.axes))]
 
 
 class _OuterTile(PassEvaluator):
@@ -130,15 +161,21 @@ class _OuterTile(PassEvaluator):
         # Outer axes that the step does not have repeat its result: only their first tile counts.
         own = {a for dims in step.node_axes for a in dims}
         masks += [jnp.equal(position[a], 0) for a in self.nest.outer if a not in own]
-        old = jax.tree.map(lambda x: _read_block(x, self.spec, axes, position), results[v])
-        new = step.combine(old, part)
-        for mask in masks:
-            if mask is not None:
-                new = jax.tree.map(functools.partial(jnp.where, mask), new, old)
-        whole = jax.tree.map(
-            lambda x, part: _write_block(x, part, self.spec, axes, position), results[v], new
-        )
-        return {**results, v: whole}
+        return {**results, v: _combine_block(results[v], part, self.spec, step, position, masks)}
+
+
+def _combine_block(
+    whole: Any, part: Any, spec: KernelSpec, step: Step, position: Position, masks: Sequence[Any] = ()
+) -> Any:
+    """An accumulator of ``step``, ``part`` combined into its block at ``position`` where all ``masks`` hold;
+    each mask is an array or None, which holds everywhere."""
+    axes = step.out_axes[0]
+    old = jax.tree.map(lambda x: _read_block(x, spec, axes, position), whole)
+    new = step.combine(old, part)
+    for mask in masks:
+        if mask is not None:
+            new = jax.tree.map(functools.partial(jnp.where, mask), new, old)
+    return jax.tree.map(lambda x, block: _write_block(x, block, spec, axes, position), whole, new)
 
 
 def _starts(spec: KernelSpec, axes: DimMap, position: Position) -> list[Any]:
