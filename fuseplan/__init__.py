@@ -15,7 +15,6 @@ Example:
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -100,15 +99,14 @@ _MODULE_OF = dict.fromkeys(__all__, "fuseplan.support.errors") | {
     "study_figure": "fuseplan.report.figures",
 }
 
-try:
-    __version__ = version("fuseplan")
-except PackageNotFoundError:  # Imported from a checkout that was never installed.
-    __version__ = "0+unknown"
-
 
 def __getattr__(name: str) -> Any:
     if name == "patterns":
         return import_module("fuseplan.patterns")
+    if name == "__version__":
+        from fuseplan.support.environment import installed_version
+
+        return installed_version("fuseplan", "0+unknown")  # imported from a checkout that was never installed
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)

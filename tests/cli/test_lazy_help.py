@@ -18,7 +18,7 @@ from fuseplan.workloads import GROUPS
 pytestmark = pytest.mark.one_python
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"jax", "jaxlib", "numpy", "pandas", "scipy", "ortools", "rustworkx", "matplotlib", "jinja2"}
+HEAVY = {"importlib.metadata", "jax", "jaxlib", "numpy", "pandas", "scipy", "ortools", "rustworkx", "matplotlib", "jinja2"}
 
 
 @pytest.mark.parametrize(
