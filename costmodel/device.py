@@ -15,11 +15,11 @@ from costmodel.backends import Backend, backend_of
 from costmodel.device_fields import InvalidDeviceError, check_fields
 from costmodel.device_toml import read_fields, written
 
-# Prefixes of dtypes without a matrix rate of their own, and the types whose rate applies: a dtype that no
-# matrix unit takes is converted to the next wider one that has a rate.
 TRANSPOSED = " transposed"
 """Follows the dtype of a contraction's operands of which one does not lie along the contracted dimension."""
 
+# Prefixes of dtypes without a matrix rate of their own, and the types whose rate applies: a dtype that no
+# matrix unit takes is converted to the next wider one that has a rate.
 _MATRIX_FALLBACK = (
     ("float8", ("float8", "float16", "bfloat16")),
     ("float4_", ("float8", "float16", "bfloat16")),
@@ -198,7 +198,7 @@ class DeviceSpec:
     @property
     def block_limit_bytes(self) -> int:
         """Bytes that the blocks of one tile may occupy on a core: half of the registers, as in
-        ``memory.Footprint.fits``, or the on-chip memory where registers do not limit a kernel."""
+        ``onchip.Footprint.fits``, or the on-chip memory where registers do not limit a kernel."""
         return self.register_bytes // 2 or self.onchip_bytes
 
     def matrix_rate(self, dtype: str) -> int:

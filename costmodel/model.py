@@ -28,8 +28,8 @@ class CostModel(Protocol):
 
     Any object with these members is a cost model; a subclass need only define ``cost``. It must be hashable,
     and give equal answers to equal questions. Kernels of equal structure on other arrays have equal prices,
-    so ``cost`` and ``floor_ps`` may use kinds, shapes, dtypes and schedules, and no numbers of nodes or
-    values. A kernel that only renames arrays is free, and the model is not asked for its price.
+    so ``cost`` and ``floor_ps`` may use kinds, shapes, dtypes and schedules, and must not depend on the ids
+    of nodes or values. A kernel that only renames arrays is free, and the model is not asked for its price.
 
     Example:
         >>> from dataclasses import replace
@@ -78,8 +78,8 @@ class CostModel(Protocol):
                 be computed once.
             nodes: the operations, ascending.
             device: the figures of the device.
-            estimated_ps: such a bound by fuseplan's own model; sometimes one on ``nodes`` as one kernel, and
-                then the result is about that, too.
+            estimated_ps: fuseplan's own bound on the same nodes. In some calls it is a bound on ``nodes`` as
+                one kernel; then the result need only hold for that kernel.
         """
         return estimated_ps if self.at_least_estimated else 0
 

@@ -140,7 +140,8 @@ def jit(
             Kernels for a device that is not present are left to XLA. A ``jax.Device`` is also the
             ``device`` that ``jax.jit`` runs on.
         planner: a name of ``fuseplan.planner_names()``.
-        deadline_s: seconds of planning after which the best plan found so far is used.
+        deadline_s: seconds of planning after which the best plan found so far is used; 0 uses that of a
+            heuristic.
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
             leaving it to XLA.
         measure: on the first call at each new set of shapes, time the fused program against
@@ -175,6 +176,7 @@ def jit(
     Raises:
         FuseplanError: an unknown device or planner, or an invalid deadline.
         ConstraintError: at a call, if a constraint selects no operation or cannot hold.
+        MemoryLimitError: at a call, if no plan was found that keeps to ``max_peak_bytes``.
         PatternError: at a call, if a required pattern matches nothing, or a pattern overlaps itself or has a
             replacement with another result.
 
@@ -518,7 +520,7 @@ def make_plan(
 
     Raises:
         FuseplanError: an unknown device or planner, or another invalid option.
-        PatternError: at a call, as for ``fuseplan.jit``.
+        ConstraintError, MemoryLimitError, PatternError: at a call, as for ``fuseplan.jit``.
         UnsupportedOperationError: at a call, with ``strict=True``, a primitive without a rule.
 
     Example:

@@ -124,7 +124,8 @@ def study(
         path: a CSV file. Each row is appended to it at once, so that an interrupted study continues where it
             stopped: rows that are there are not planned again, unless versions, machine, deadline, options,
             the source or state of the cost model, or the program of a workload that is not fuseplan's own
-            have changed. Rows of other versions or deadlines are dropped. Several studies may write one file.
+            have changed. Rows of other versions, machines or deadlines are deleted when the first new
+            row is written. Several studies may write one file if they agree in these.
 
     Returns:
         A frame with the columns ``workload, device, dtype, planner, operations, kernels, time_us,

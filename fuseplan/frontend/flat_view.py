@@ -311,8 +311,9 @@ class Insertion:
 
     results: tuple[int, ...]
     reads: tuple[int, ...]
-    make: Callable[[Callable[[Operand], Atom], Sequence[Atom]], list[Any]]
-    """From a function that gives an operand's atom, and the variables of the results, to equations."""
+    make: Callable[[Callable[[Operand], Atom], Sequence[Atom]], list[Any]] = lambda atom, results: []
+    """From a function that gives an operand's atom, and the variables of the results, to equations. The
+    default is for an insertion that is examined, and not made."""
 
 
 def rebuilt(

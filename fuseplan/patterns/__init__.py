@@ -2,13 +2,14 @@
 
 In: a traced function and ``Pattern``s. Out: the function with each match replaced by one operation, which a
 plan shows as a kernel of its own. ``pattern`` says what a pattern is, ``sides`` and ``unify`` compare
-equations, ``matching`` finds matches, ``replace`` puts replacements in place, ``choice`` decides by cost,
-and ``shipped`` has patterns of the kernels that JAX and others ship.
+equations, ``matching`` finds ``matches``, ``claims`` chooses among those that overlap, ``replace`` puts
+replacements in place, ``choice`` decides by cost, and ``shipped`` has patterns of the kernels that JAX and
+others ship.
 """
 
 from __future__ import annotations
 
-from fuseplan.patterns.matching import Match, NearMiss, Refusal, Value
+from fuseplan.patterns.matches import Match, NearMiss, Refusal, Value
 from fuseplan.patterns.pattern import Pattern, constant, name
 from fuseplan.patterns.report import MatchReport, match, rewrite
 from fuseplan.patterns.shipped import attention, library, ragged_dot, tokamax_attention

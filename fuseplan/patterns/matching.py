@@ -1,20 +1,19 @@
-"""``Match``: one place of a program where a pattern matches, and the search for all of them."""
+"""Find all places of a program where a pattern matches."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from costmodel.graph import Flops
 from fuseplan.frontend.flat_view import Call, ClosedJaxpr, FlatView, Insertion, opened_calls
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.trace import Literal, closed_jaxpr
+from fuseplan.patterns.matches import Found, Match, NearMiss, Place, Refusal, Value
 from fuseplan.patterns.pattern import Pattern, asked
 from fuseplan.patterns.sides import NONE, Dims, Side, kind_of, optional_factors
 from fuseplan.patterns.unify import Bound, Matcher, Miss, State
@@ -23,163 +22,8 @@ from fuseplan.support.errors import ExtensionError, FuseplanError, PatternError,
 _OF_TRACES = ("jax_enable_x64", "jax_default_matmul_precision")
 """The settings that a pattern's trace depends on."""
 
-MOST_KNOWN = 2**26
-"""The most elements of an array that is computed while a pattern is looked for: a mask of 8192 by 8192."""
-
 MAX_BATCH = 5
 """The most dimensions that ``...`` stands for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An array of a program: its shape, dtype, the operation that makes it, and where in the user's code."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    op: str
-    """The name of the primitive; empty for an input."""
-    source: str
-
-    def __str__(self) -> str:
-        where = f" at {self.source}" if self.source else ""
-        return f"{self.dtype}{list(self.shape)} of {self.op or 'an input'}{where}"
-
-
-@dataclass(frozen=True, eq=False)
-class Match:
-    """One place of a program where a pattern matches."""
-
-    pattern: Pattern
-    source: str
-    """``file:line (function)`` of the last operation."""
-    equations: tuple[str, ...]
-    """The matched equations, in order."""
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
-    """What the pattern's arguments are bound to, in the pattern's order of dimensions. A value that is
-    broadcast has size one there, where the pattern can be traced with that."""
-    results: tuple[jax.ShapeDtypeStruct, ...]
-    constants: Mapping[str, Any]
-    """The numbers that ``patterns.constant`` has bound."""
-    named: Mapping[str, Value]
-    """The values that ``patterns.name`` names, with the program's order of dimensions."""
-    used_outside: tuple[Value, ...]
-    """The values inside of the match that depend on its arguments and that other operations read, too. They
-    are computed all the same."""
-    flops: Flops
-    """The operations of the matched equations that need not be computed any more."""
-    device: Any = None
-    """The ``DeviceSpec`` that the program is planned for, where it is known."""
-    where: str = ""
-    """The loop, branch or call whose body the match is in; empty for the function itself."""
-    place: Place | None = field(default=None, repr=False)
-    program: FlatView | None = field(default=None, repr=False)
-
-    def known(self, k: int) -> np.ndarray | None:
-        """The value of the argument ``k``, where it is computed from constants alone, as most masks are; None
-        where it depends on an argument of the function, or has more than ``MOST_KNOWN`` elements."""
-        assert self.place is not None
-        assert self.program is not None
-        bound = self.place.arguments[k]
-        value = self.program.value_of(bound.root, MOST_KNOWN)
-        if value is None:
-            return None
-        kept = [d for d in bound.dims if d != NONE]
-        dropped = [d for d in range(value.ndim) if d not in kept]
-        shape = [1 if d == NONE else value.shape[d] for d in bound.dims]
-        return np.broadcast_to(value.transpose(*kept, *dropped).reshape(shape), self.arguments[k].shape)
-
-    @property
-    def read_dtypes(self) -> tuple[Any, ...]:
-        """The dtypes in which the program reads the results."""
-        assert self.place is not None
-        assert self.program is not None
-        return tuple([self.program.avals[v].dtype for v in self.place.roots])
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of arguments and results."""
-        return sum(
-            int(jnp.dtype(a.dtype).itemsize) * _size(a.shape) for a in (*self.arguments, *self.results)
-        )
-
-    @property
-    def is_used_outside(self) -> bool:
-        """Whether an operation outside of the match reads a value inside of it."""
-        return bool(self.used_outside)
-
-    def __str__(self) -> str:
-        shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in self.arguments)
-        said = [
-            f"{self.pattern.name} at {self.source or 'an unknown line'}{self.where and f', in {self.where}'}"
-        ]
-        said.append(f"  arguments: {shapes}")
-        if self.constants:
-            said.append("  constants: " + ", ".join(f"{k} = {v!r}" for k, v in self.constants.items()))
-        said += [f"  {name}: {value}" for name, value in self.named.items()]
-        said += [f"  also read outside: {value}" for value in self.used_outside]
-        return "\n".join(said + [f"    {text}" for text in self.equations])
-
-
-def _size(shape: Sequence[int]) -> int:
-    return functools.reduce(lambda a, b: a * b, shape, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """How a match is bound in a flat view."""
-
-    roots: tuple[int, ...]
-    """For each result of the pattern, the value of the program that it takes the place of."""
-    layouts: tuple[Dims, ...]
-    """For each result, for each of its dimensions the one of that value."""
-    arguments: tuple[Bound, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    """The shapes of the arguments as the pattern was traced."""
-    equations: tuple[int, ...]
-    removed: frozenset[int]
-    """The positions of equations that nothing needs any more."""
-    values: tuple[int, ...]
-    """Numbers of the roots, equal for equal expressions."""
-
-
-@dataclass(frozen=True, slots=True)
-class NearMiss:
-    """A place where most of a pattern matches, and the first difference."""
-
-    pattern: str
-    n_matched: int
-    n_equations: int
-    expected: str
-    found: str
-    source: str
-    at: int = field(default=-1, compare=False, repr=False)
-    """The position of the equation that would be the match's last."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.pattern}: {self.n_matched} of {self.n_equations} equations match at "
-            f"{self.source or 'an unknown line'}; expected {self.expected}, found {self.found}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A match that may not be used, and why."""
-
-    match: Match
-    verdict: Verdict
-
-    def __str__(self) -> str:
-        return f"{self.match.pattern.name} at {self.match.source or 'an unknown line'}: {self.verdict.reason}"
-
-
-@dataclass(slots=True)
-class Found:
-    """What a search for one pattern in one flat view has found."""
-
-    matches: list[Match] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    near_misses: list[NearMiss] = field(default_factory=list)
 
 
 class _Traced:
@@ -288,7 +132,7 @@ class Search:
                     continue
                 if self._at(pattern, traced, matcher, anchor, found):
                     taken.add(anchor)
-        found.matches.sort(key=lambda m: m.place.equations[-1] if m.place else 0)
+        found.matches.sort(key=lambda m: m.place.equations[-1])
         found.near_misses.sort(key=lambda miss: -miss.n_matched)
         return found
 
@@ -312,7 +156,7 @@ class Search:
                 reason, last = (match, state) if not reason else (reason, last)
                 continue
             # Of the matches here, which differ in their other results, the first that overlaps none before.
-            is_apart = len(traced.roots) == 1 or not any(_is_overlap(match, m) for m in found.matches)
+            is_apart = len(traced.roots) == 1 or not any(match.overlaps(m) for m in found.matches)
             chosen = match if is_apart else chosen or match
             if is_apart:
                 break
@@ -458,7 +302,7 @@ class Search:
             return "an operation has side effects"
         left = flat.live(replaced)
         removed = flat.needed - left
-        calls = opened_calls(flat, [Insertion(tuple(roots), tuple(reads), lambda *_: [])])
+        calls = opened_calls(flat, [Insertion(tuple(roots), tuple(reads))])
         for n in equations:
             calls.update(flat.call_of[n].around)
         for call in calls:
@@ -493,8 +337,6 @@ class Search:
             named,
             tuple(map(self._value, outside)),
             flops,
-            self.device,
-            self.where,
             Place(
                 tuple(roots),
                 tuple(layouts),
@@ -505,6 +347,8 @@ class Search:
                 tuple([flat.numbers[v] for v in roots]),
             ),
             flat,
+            self.device,
+            self.where,
         )
 
     def _after_moves(self, v: int, layout: Dims) -> tuple[int, Dims]:
@@ -563,13 +407,13 @@ class Search:
         check = match.pattern.check
         if check is None:
             return None
-        return verdict_of(match, asked(match.pattern, "check", check, match))
+        return _verdict(match, asked(match.pattern, "check", check, match))
 
 
-def verdict_of(match: Match, answer: Any) -> Verdict | None:
+def _verdict(match: Match, answer: Any) -> Verdict | None:
     """The answer of a check as a verdict."""
     name = match.pattern.name
-    nodes = match.place.equations if match.place else ()
+    nodes = match.place.equations
     if answer is None or answer is True:
         return None
     if answer is False:
@@ -596,94 +440,3 @@ def _is_of_pattern(call: Call, traced: _Traced, state: State) -> bool:
 
 def _bits(dtype: Any) -> int:
     return int(jnp.finfo(dtype).bits) if kind_of(dtype) == "float" else 0
-
-
-def claimed(
-    found: Sequence[tuple[Pattern, Found]], flat: FlatView, function: str
-) -> tuple[list[Match], list[Refusal]]:
-    """The matches to use of those of several patterns, highest priority first: the first match of an
-    operation counts. A match of several results is passed over where, with those before it, an argument of it
-    would be computed from one of them.
-
-    Raises:
-        PatternError: two matches of one pattern overlap, so that which one to use is ambiguous.
-    """
-    used: list[Match] = []
-    passed_over: list[Refusal] = []
-    owner: dict[int, Match] = {}
-    insertions: list[Insertion] = []
-    for _, own in found:
-        again = _overlapping(own.matches, function)
-        for match in own.matches:
-            if id(match) in again:
-                continue
-            place = match.place
-            assert place is not None
-            first = next((owner[n] for n in place.equations if n in owner), None)
-            if first is not None:
-                reason = f"the pattern {first.pattern.name!r} has replaced a part of it"
-                passed_over.append(Refusal(match, Verdict("pattern", reason, place.equations)))
-                continue
-            new = _insertion(place)
-            if any(len(i.results) > 1 for i in (*insertions, new)) and flat.depends_on_itself(
-                [*insertions, new], new
-            ):
-                reason = "an argument would depend on a result, with the matches before it replaced"
-                passed_over.append(Refusal(match, Verdict("pattern", reason, place.equations)))
-                continue
-            insertions.append(new)
-            used.append(match)
-            owner.update(dict.fromkeys(_gone(place), match))
-    return used, passed_over
-
-
-def _insertion(place: Place) -> Insertion:
-    """The values that the replacement of a match defines and reads."""
-    reads = tuple([b.root for b in place.arguments if not isinstance(b.root, Literal)])
-    return Insertion(place.roots, reads, lambda *_: [])
-
-
-def _overlapping(matches: Sequence[Match], function: str) -> set[int]:
-    """The ids of matches that another match of the same values overlaps.
-
-    Raises:
-        PatternError: two matches of other values overlap.
-    """
-    again: set[int] = set()
-    remover: dict[int, Match] = {}
-    for match in matches:
-        for n in _gone(match.place):
-            remover.setdefault(n, match)
-    for match in matches:
-        place = match.place
-        assert place is not None
-        for n in place.equations:
-            other = remover.get(n, match)
-            if other is match:
-                continue
-            assert other.place is not None
-            if other.place.values != place.values:
-                first, second = sorted((match, other), key=matches.index)
-                raise PatternError(
-                    f"the pattern {match.pattern.name!r} overlaps itself in {function}: the match at "
-                    f"{first.source or 'an unknown line'} (`{first.equations[-1]}`) and the one at "
-                    f"{second.source or 'an unknown line'} (`{second.equations[-1]}`) have an equation in "
-                    "common. Refuse one of them with check, or make the pattern larger"
-                )
-            again.add(id(match if matches.index(other) < matches.index(match) else other))
-    return again
-
-
-def _is_overlap(one: Match, other: Match) -> bool:
-    """Whether a match needs an equation that the other removes."""
-    assert one.place is not None
-    assert other.place is not None
-    return not (
-        _gone(one.place).isdisjoint(other.place.equations)
-        and _gone(other.place).isdisjoint(one.place.equations)
-    )
-
-
-def _gone(place: Place | None) -> set[int]:
-    """The equations of a match that are not computed any more; the one of its result is among them."""
-    return set() if place is None else {n for n in place.equations if n in place.removed}

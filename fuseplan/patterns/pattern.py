@@ -19,7 +19,7 @@ from fuseplan.support.errors import ExtensionError, FuseplanError, InvalidArgume
 from fuseplan.support.lru import LruCache
 
 if TYPE_CHECKING:
-    from fuseplan.patterns.matching import Match
+    from fuseplan.patterns.matches import Match
 
 name_p = Primitive("pattern_name")
 """The identity, which gives its operand a name within a pattern."""
@@ -145,9 +145,10 @@ class Pattern:
             ``fuseplan.Verdict``.
         replacement: a JAX function of the same arguments, and of the constants as keyword arguments, with
             the same result; with a parameter ``match``, it is also given the ``Match``. It is
-            differentiated by its own rule (``jax.custom_vjp``, say), or by that of its operations. A mapping
-            from platforms (``"cpu"``, ``"gpu"``, ``"tpu"``) to functions has none for the others. None: the
-            matched part itself, as one kernel that XLA compiles.
+            differentiated by its own rule (``jax.custom_vjp``, say), or by that of its operations. It may be
+            a mapping from platforms (``"cpu"``, ``"gpu"``, ``"tpu"``) to functions; on another platform the
+            matched operations stay, and the plan has a note. None: the matched part itself, as one kernel
+            that XLA compiles.
         cost: called with a ``Match`` and the ``DeviceSpec``; returns the seconds that the replacement takes.
             By default they are those of a roofline: of its arguments and results, and of the operations in
             whose place it is.

@@ -28,7 +28,9 @@ from fuseplan.frontend.flat_view import (
     spliced,
 )
 from fuseplan.frontend.trace import Literal, Operand, closed_jaxpr
-from fuseplan.patterns.matching import Found, Match, NearMiss, Refusal, Search, claimed
+from fuseplan.patterns.claims import claimed
+from fuseplan.patterns.matches import Found, Match, NearMiss, Refusal
+from fuseplan.patterns.matching import Search
 from fuseplan.patterns.pattern import Pattern, constant_p, name_p
 from fuseplan.patterns.primitive import bind
 from fuseplan.patterns.sides import NONE, Dims
@@ -124,7 +126,7 @@ def _rewritten(closed: ClosedJaxpr, settings: _Settings, where: str, result: Rew
         if made is not None or not settings.replaces:
             result.used.append(match)
     gone = flat.needed - flat.live({v: i.reads for i in insertions for v in i.results})
-    taken = {n for m in used if m.place is not None for n in m.place.equations}
+    taken = {n for m in used for n in m.place.equations}
     result.near_misses += [miss for miss in near_misses if miss.at not in taken]
     bodies: dict[int, Mapping[str, Any]] = {}
     of_calls: dict[Call, Mapping[str, Any]] = {}
@@ -178,7 +180,6 @@ def _insertion(flat: FlatView, match: Match, settings: _Settings, result: Rewrit
     """The equations that compute the results of a match by its replacement; None, with a warning, if that
     cannot be traced."""
     place = match.place
-    assert place is not None
     try:
         jaxpr = _replacement(match, settings)
     except (FuseplanError, MemoryError):
@@ -216,7 +217,7 @@ def _insertion(flat: FlatView, match: Match, settings: _Settings, result: Rewrit
         ]
 
     run = function_of(jaxpr)
-    reads = tuple([b.root for b in place.arguments if not isinstance(b.root, Literal)])
+    reads = place.reads
     types = [flat.avals[v] for v in reads]
     inner = jax.make_jaxpr(whole)(*types)
     made = jax.make_jaxpr(lambda *x: bind(match.pattern.name, inner, time_ps, match.flops, *x))(*types)

@@ -12,7 +12,7 @@ import jax
 from costmodel.device import DeviceSpec
 from fuseplan.frontend.flat_view import function_of
 from fuseplan.frontend.trace import closed_jaxpr
-from fuseplan.patterns.matching import Match, NearMiss, Refusal
+from fuseplan.patterns.matches import Match, NearMiss, Refusal
 from fuseplan.patterns.pattern import Pattern, flattened
 from fuseplan.patterns.replace import rewrite_closed
 from fuseplan.settings import resolve_device

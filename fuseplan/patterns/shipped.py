@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, lax
 
 from costmodel.device import DeviceSpec
-from fuseplan.patterns.matching import Match
+from fuseplan.patterns.matches import Match
 from fuseplan.patterns.pattern import Pattern, constant, name
 
 HIDDEN_BELOW = -6e4

@@ -21,7 +21,9 @@ _LIMITS = ("max_peak_bytes", "max_group_size", "max_kernel_args")
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Fusions that every plan must or must not have, and limits that it keeps to.
+    """Fusions that a plan must or must not have, and limits that it keeps to.
+
+    Planners of whole programs, such as ``"xla"``, ignore them, and a note of their plans says so.
 
     A *selector* names operations: a node's id (``3`` or ``"n3"``, as ``print(plan.graph)`` of an
     ``"unfused"`` plan lists them), a name scope (``"attention"`` for all inside
@@ -33,7 +35,8 @@ class Constraints:
         must_fuse: entries, each a sequence of selectors, or one selector. The operations of an
             entry, with everything on a path between them, are in one kernel (with others, if
             that is faster). Entries that share an operation share a kernel. The planner
-            ``"unfused"`` leaves every operation by itself all the same, and says so.
+            ``"unfused"`` leaves every operation by itself all the same, and says so; nor does it keep to
+            ``max_peak_bytes``.
         never_fuse: entries, each a pair of selectors or one selector. Of a pair ``(a, b)``, no
             operation of ``a`` shares a kernel with another of ``b``; none of a single ``a``
             shares one with anything.

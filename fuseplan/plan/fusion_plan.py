@@ -107,8 +107,8 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``offers``, ``cache``, ``enumerate``, ``solve``,
-    ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
+    """Pairs of a stage's name and its seconds; docs/reading-a-plan.md says what each stage does. XLA's own
+    plan has the stage ``compile``."""
     certified: str = ""
     """The simplest heuristic whose plan of the same program takes no longer than this proven plan; empty if
     there is none."""
