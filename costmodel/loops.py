@@ -15,6 +15,7 @@ the operands can avoid that, as ``(rᵀ lᵀ)ᵀ = l r`` (``swap_is_faster``).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
 from costmodel.temporaries import LARGE_BYTES, are_new_pages
+from costmodel.traffic import least_read_bytes
 from costmodel.xla_loops import LEAST_LIBRARY_ELEMENTS, absorbed_in_group, library_rows, shared_broadcasts
 
 Axes = tuple[int, ...]
@@ -58,7 +60,9 @@ class Lookup(NamedTuple):
     run: tuple[Axes, ...]
     """The axes of the dimensions whose elements lie side by side in the table, the innermost first."""
     runs: int
-    """The number of runs in the table, where a run extends along all of these dimensions."""
+    """The number of indices along the dimensions that are looked up."""
+    others: Axes
+    """The axes of the other dimensions, which lie outside of these."""
 
 
 class Block(NamedTuple):
@@ -144,38 +148,37 @@ class _Nodes:
             self.arithmetic.append(arithmetic.setdefault(done, len(arithmetic)))
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
             touched = [(v, Block(_axes(compose(dim_map, own)), bits[v])) for v, dim_map in maps]
-            if node.takes_part:  # It reads no more of its first operand than it makes.
-                lookup = _lookup(node, own)
+            lookup = _lookup(node, own)
+            # It reads no more of its first operand than it makes; a reduction compares all indices.
+            if lookup is not None or (node.takes_part and not reduces):
                 touched[0] = (touched[0][0], Block(touched[-1][1].axes, touched[0][1].bits, lookup))
             self.blocks.append([(v, blocks.setdefault(block, len(blocks))) for v, block in touched])
         self.every_arithmetic, self.every_block = list(arithmetic), list(blocks)
 
     def part(self, positions: Sequence[int]) -> PartWork:
         """The work of some of the nodes."""
-        block: dict[int, int] = {}
-        moved: Counter[int] = Counter()
+        moved: Counter[tuple[int, int]] = Counter()
         products = []
         reductions = 0
-        made = {v for i in positions for v in self.nodes[i].outputs}
+        made = {v: block for i in positions for v, block in self.blocks[i][len(self.nodes[i].inputs) :]}
         for i in positions:
             node = self.nodes[i]
-            block.update(self.blocks[i])
             # XLA fuses elementwise operations into these; their operands and results pass through memory.
             if node.kind >= OpKind.REDUCTION:
-                moved.update(node.inputs + node.outputs)
+                moved.update(self.blocks[i])
                 reductions += node.kind == OpKind.REDUCTION
                 if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
                     products.append(i)
             else:
-                for v in node.inputs:
-                    if v not in made:
-                        moved[v] += 1
+                moved.update(read for read in self.blocks[i][: len(node.inputs)] if read[0] not in made)
+        # A result that is read in another block than it is made in takes its own, too.
+        moved.update({(v, made[v]): 0 for v, _ in moved if v in made})
         sums: dict[int, list[int]] = {}
-        for v, times in moved.items():
-            counts = sums.setdefault(block[v], [0, 0, 0])
+        for (v, block), times in moved.items():
+            counts = sums.setdefault(block, [0, 0, 0])
             counts[0] += 1
             counts[1] += times
-            counts[2] += v in made
+            counts[2] += made.get(v) == block
         kinds = Counter([self.arithmetic[i] for i in positions])
         return PartWork(
             len(positions),
@@ -188,13 +191,14 @@ class _Nodes:
 
 def _lookup(node: Node, own: NodeAxes) -> Lookup | None:
     """How a node reads its first operand, if it reads it by index."""
-    run: list[Axes] = []
-    for dims in reversed(node.input_maps[0]):
-        if any(node.roles[d] == DimRole.ADDRESSED for d in dims):
-            addressed = (node.dims[d] for d, role in enumerate(node.roles) if role == DimRole.ADDRESSED)
-            return Lookup(tuple(run), math.prod(addressed))
-        run.append(tuple(sorted({a for d in dims for a in own[d]})))
-    return None
+    addressed = {d for d, role in enumerate(node.roles) if role == DimRole.ADDRESSED}
+    table = node.input_maps[0] if node.inputs else ()
+    places = [i for i, dims in enumerate(table) if not addressed.isdisjoint(dims)]
+    if not places:
+        return None
+    run = [tuple(sorted({a for d in dims for a in own[d]})) for dims in table[: places[-1] : -1]]
+    others = {a for d in itertools.chain(*table[: places[-1]]) if d not in addressed for a in own[d]}
+    return Lookup(tuple(run), math.prod(node.dims[d] for d in addressed), tuple(sorted(others)))
 
 
 def _axes(maps: DimMap) -> Axes:
@@ -330,7 +334,8 @@ The model is not exact, and leaving a group to XLA is always safe. Products run 
 def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork | None = None) -> Cost:
     """The cost of the loop nest ``spec`` on ``device``; ``work`` is its ``nest_work``, computed if not given.
 
-    ``hbm_read_bytes`` and ``hbm_write_bytes`` are compulsory: each array from outside once. The time counts
+    ``hbm_read_bytes`` and ``hbm_write_bytes`` are compulsory: each array from outside once, of a table what is
+    looked up. The time counts
     what every tile moves through the nearest level of memory that holds its blocks."""
     work = work or nest_work(graph, spec)
     outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
@@ -340,7 +345,7 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     total = {name: sum([getattr(tile, name) * count for tile, count in tiles]) for name in _TILE_PARTS}
     temp_bytes = max(tile.onchip_bytes for tile, _ in tiles)
     write_bytes = sum(graph.values[w.value].nbytes for w in spec.writes)
-    read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
+    read_bytes = sum(least_read_bytes(graph, spec, v) for v in {r.value for r in spec.reads})
     # A kept product is there for the whole streamed axis.
     extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
     kept_bytes = sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
@@ -418,7 +423,9 @@ def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
     made = (graph.values[v] for v in {access.value for access in spec.reads})
     operands = sorted(value.nbytes for value in made if value.producer >= 0)
     fresh = []
-    for v in sorted({access.value for access in spec.writes}, key=lambda v: -graph.values[v].nbytes):
+    # Of results of one size, temporaries come first, whatever their ids.
+    results = dict.fromkeys(access.value for access in spec.writes)
+    for v in sorted(results, key=lambda v: (-graph.values[v].nbytes, v in graph.results)):
         if operands and operands[-1] >= graph.values[v].nbytes:
             operands.pop()
         else:
@@ -513,14 +520,15 @@ def _lookup_ps(spec: KernelSpec, device: DeviceSpec, block: Block, nbytes: int) 
     """Picoseconds to load ``nbytes`` of a table by index: whole cache lines, from the nearest memory that
     holds the lines of all that may be looked up. Each core has them in its own private cache."""
     assert block.lookup is not None
-    run = block.bits
+    run, runs = block.bits, block.lookup.runs * math.prod([spec.axes[a].tile for a in block.lookup.others])
+    is_cut = False
     for dims in block.lookup.run:
-        run *= math.prod([spec.axes[a].tile for a in dims])
-        if any(spec.axes[a].tile < spec.axes[a].size for a in dims):
-            break
+        extent = math.prod([spec.axes[a].tile for a in dims])
+        run, runs = (run, runs * extent) if is_cut else (run * extent, runs)
+        is_cut = is_cut or any(spec.axes[a].tile < spec.axes[a].size for a in dims)
     run_bytes = max(run // 8, 1)
     line_bytes = max(run_bytes, _LINE_BYTES)
-    held_bytes = block.lookup.runs * line_bytes
+    held_bytes = runs * line_bytes
     if held_bytes * device.core_count > device.private_cache_bytes:
         held_bytes = max(held_bytes, device.private_cache_bytes + 1)
     rate = _bandwidth(device, held_bytes)

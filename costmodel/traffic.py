@@ -53,7 +53,7 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
 
     written = sum({access.value: array_nbytes(access) for access in spec.writes}.values())
     if not spec.axes:  # a kernel that XLA compiles: each array is read once
-        read = sum(_read_bytes(graph, spec, v) for v in {access.value for access in spec.reads})
+        read = sum(least_read_bytes(graph, spec, v) for v in {access.value for access in spec.reads})
         return Traffic(read, written, read)
     hbm = loaded = 0
     fetched: set[int] = set()  # values that are in the cache, fetched by another access
@@ -88,9 +88,9 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     return Traffic(hbm, written, loaded)
 
 
-def _read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
-    """Bytes of an array that a kernel compiled by XLA reads: all, or the parts that slices and gathers
-    take."""
+def least_read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
+    """The least bytes of an array from outside that a kernel of XLA or a loop nest reads: all, or the parts
+    that slices and lookups take."""
     reading = (graph.nodes[n] for n in spec.nodes if v in graph.nodes[n].inputs)
     return min(graph.values[v].nbytes, sum(part_bytes(graph, node, v) for node in reading))
 

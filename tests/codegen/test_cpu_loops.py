@@ -130,6 +130,22 @@ def test_sums_of_many_tiles_are_accurate():
 
 
 @QUICK
+def test_initial_values_of_the_user_count_once_in_every_loop_order():
+    """No loop begins a reduction by the user's function again, whichever axes the loops around it have."""
+
+    def add(a, b):
+        return a[0] + b[0], a[1] + b[1]
+
+    def f(x, y):
+        e, d = jnp.exp(x), jnp.cos(x[:, None] - y)
+        both = lax.reduce((d, d), (1000.0, 0.0), add, (0,))
+        return (d * e[:, None]).sum(0), lax.reduce((e, e), (1000.0, 0.0), add, (0,)), both
+
+    with jax.enable_x64(True):
+        assert_agrees(f, normal(60), normal(33), tiles={60: 8, 33: 16}, least=3)
+
+
+@QUICK
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int16", "bool"])
 def test_integers_are_exact(dtype):
     """Sums and products wrap around as they do in XLA; quotients do not commute with sums."""

@@ -8,13 +8,14 @@ operation of a tile on all cores.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from costmodel.cpu_functions import IN_TURN
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan.codegen.pass_evaluator import Nest, NestPart, PassEvaluator, Results, TileOrder, Totals
@@ -79,11 +80,7 @@ class _OuterLoops:
         of Numerical Algorithms*, 2002, section 4.2).
         """
         spec, inside = self.nest.spec, set(self.looped).difference(self.nest.outer[: len(at)])
-        apart = {
-            v: step
-            for v, step in self.combined.items()
-            if inside and inside.isdisjoint(a for dims in step.out_axes[0] for a in dims)
-        }
+        apart = {v: step for v, step in self.combined.items() if _adds_to_one_block(step, inside)}
         own = {v: step.initial(block_shape(spec.axes, step.out_axes[0])) for v, step in apart.items()}
         after = self.run(at, results | own)
         position = self._position(at)
@@ -162,6 +159,14 @@ class _OuterTile(PassEvaluator):
         own = {a for dims in step.node_axes for a in dims}
         masks += [jnp.equal(position[a], 0) for a in self.nest.outer if a not in own]
         return {**results, v: _combine_block(results[v], part, self.spec, step, position, masks)}
+
+
+def _adds_to_one_block(step: Step, loops: Set[int]) -> bool:
+    """Whether several turns of ``loops`` add to one block of the result of ``step``. A reduction by the
+    user's function begins with initial values that count once, so it is never begun again."""
+    own = {a for dims in step.node_axes for a in dims}
+    result = {a for dims in step.out_axes[0] for a in dims}
+    return bool(loops & own) and loops.isdisjoint(result) and step.equation.op != IN_TURN
 
 
 def _combine_block(
