@@ -18,7 +18,7 @@ from costmodel import dtypes
 from costmodel.axes import NodeAxes
 from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
-from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
+from costmodel.graph import DimRole, Flops, Graph, Node
 from costmodel.kernel import Access, AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import (
     NestWork,
@@ -35,9 +35,9 @@ from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.split_products import product_extents
 from costmodel.traffic import bytes_moved
 from costmodel.xla_loops import (
-    absorbed_in_group,
     ends_loop,
     evaluations_in_loop,
+    is_call_with_product,
     is_one_loop,
     is_scatter,
     loops_of_results,
@@ -200,11 +200,7 @@ def _is_call_with_product(graph: Graph, spec: KernelSpec, device: DeviceSpec) ->
     other, each into memory of its own."""
     if device.platform != "cpu" or spec.axes or spec.capabilities.loop_nest:
         return False
-    products = {n for n in spec.nodes if graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE}
-    if not products or not is_one_loop(graph, spec.nodes):
-        return False
-    writes = {access.value for access in spec.writes}
-    return products <= absorbed_in_group(graph, spec.nodes, writes)
+    return is_one_loop(graph, spec.nodes) and is_call_with_product(graph, spec.nodes)
 
 
 def _alone(graph: Graph, spec: KernelSpec, n: int) -> KernelSpec:

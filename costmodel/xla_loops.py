@@ -426,6 +426,21 @@ def _is_product_of_library(graph: Graph, node: Node) -> bool:
     return min(sides[:2]) > 1 and max(sides) >= _LEAST_SIDE
 
 
+def is_call_with_product(graph: Graph, nodes: Iterable[int]) -> bool:
+    """Whether XLA:CPU can compute ``nodes`` together only in a call of its library that holds matrix
+    products. A call begins with a reduction, and takes in what the reduction reads and what reads it (XLA's
+    ``LibraryRewriter``); no other kernel of XLA:CPU holds a product and something else.
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> is_call_with_product(make_graph((), (), (), ()), ())
+        False
+    """
+    members = [graph.nodes[n] for n in nodes]
+    begins = any(library_rows(graph, node) for node in members)
+    return begins and any(_is_product_of_library(graph, node) for node in members)
+
+
 def loops_of_results(
     graph: Graph, nodes: Collection[int], writes: Collection[int]
 ) -> dict[int, tuple[int, ...]]:

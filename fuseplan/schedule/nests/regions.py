@@ -134,12 +134,20 @@ def _needs_nest(graph: Graph, nodes: Nodes, backend: str) -> bool:
 
 
 def expands(graph: Graph, nodes: Nodes) -> bool:
-    """Whether an intermediate is larger than every array that the group reads or writes. On a CPU, XLA's own
-    loops otherwise touch no more memory than a nest would."""
+    """Whether an intermediate is larger than every array that the group reads or writes as a whole. On a CPU,
+    XLA's own loops otherwise touch no more memory than a nest would. Of a table, a nest reads what indices
+    choose."""
     edge = boundary(graph, nodes)
-    outside = max((graph.values[v].size for v in (*edge.reads, *edge.writes)), default=0)
+    whole = {v for n in nodes for v in _read_whole(graph.nodes[n])}.intersection(edge.reads)
+    outside = max((graph.values[v].size for v in (*whole, *edge.writes)), default=0)
     kept = {v for n in nodes for v in graph.nodes[n].outputs}.difference(edge.writes)
     return max((graph.values[v].size for v in kept), default=0) > outside
+
+
+def _read_whole(node: Node) -> tuple[int, ...]:
+    """The operands of a node but for a table that it reads by index."""
+    is_lookup = bool(node.inputs) and node.addresses(node.input_maps[0])
+    return node.inputs[1:] if is_lookup else node.inputs
 
 
 def is_index_arithmetic(graph: Graph, backend: str = "loops") -> list[bool]:
