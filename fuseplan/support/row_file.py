@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import dataclasses
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,11 +30,11 @@ class OtherColumnsError(FuseplanError, ValueError):
 class RowFile(Generic[R]):
     """The rows of one dataclass, of ``str``, ``int``, ``float`` and ``bool`` fields, each perhaps None.
 
-    The first row that is added replaces the file in one step; each later row is appended in one write. A line
-    that was cut short is ignored when the file is read: its last field, which must not be empty, is missing.
-    Rows for which ``keep`` does not hold, such as those of other versions, are dropped with the first row
-    that is added. Several may add to one file, also from other processes: rows that others have added since
-    the file was read stay.
+    The first row that is added replaces the file in one step; each later row is appended in one write. A row
+    that was cut short is ignored when the file is read, as its last field, which must not be empty, is
+    missing; the next row that is added takes its place. Rows for which ``keep`` does not hold, such as those
+    of other versions, are dropped with the first row that is added. Several may add to one file, also from
+    other processes: rows that others have added since the file was read stay.
 
     Raises:
         OtherColumnsError: the file has other columns, and is left as it is.
@@ -44,7 +46,7 @@ class RowFile(Generic[R]):
         self._names = [field.name for field in dataclasses.fields(row)]  # type: ignore[arg-type]
         self.rows: list[R] = []
         self._dropped: set[str] = set()
-        self._whole = False
+        self._size: int | None = None  # of the file, when this wrote the last row
         for found in self._read():
             if keep(found):
                 self.rows.append(found)
@@ -53,24 +55,36 @@ class RowFile(Generic[R]):
 
     def add(self, row: R) -> None:
         """Write one more row at once."""
-        with _locked(self.path.parent):
-            if self._whole and self.path.exists():
+        target = self.path.resolve()  # behind a symbolic link, which stays
+        with _locked(target.parent):
+            if self._can_append(target):
                 self.rows.append(row)
-                with self.path.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
+                with target.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
                     self._write(file, [row])
+                self._size = target.stat().st_size
                 return
-            if self.path.exists():
+            if target.exists():
                 self.rows = [found for found in self._read() if repr(found) not in self._dropped]
             self.rows.append(row)
-            part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+            part = target.with_name(f".{target.name}.{os.getpid()}.part")
             try:
                 with part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
                     csv.writer(file, lineterminator="\n").writerow(self._names)
                     self._write(file, self.rows)
-                part.replace(self.path)
+                part.replace(target)
             finally:
                 part.unlink(missing_ok=True)
-            self._whole = True
+            self._size = target.stat().st_size
+
+    def _can_append(self, target: Path) -> bool:
+        """Whether the next row may follow what the file has. A process that died may have left a part of a
+        row, which ends without a line feed or within quotes."""
+        if self._size is None or not target.exists():
+            return False
+        if target.stat().st_size == self._size:
+            return True
+        data = target.read_bytes()
+        return data.endswith(b"\n") and data.count(b'"') % 2 == 0
 
     def _write(self, file: TextIO, rows: Iterable[R]) -> None:
         for row in rows:
@@ -85,13 +99,14 @@ class RowFile(Generic[R]):
         if not self.path.exists():
             return []
         try:
-            with self.path.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
-                if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
-                    raise OtherColumnsError(
-                        f"{self.path} has other columns than {', '.join(self._names)}: move it away"
-                    )
-                rows = [parsed_row(self._row, record) for record in reader]
+            # A row that was cut within a character still leaves the rows before it readable.
+            text = codecs.getincrementaldecoder("utf-8")().decode(self.path.read_bytes())
+            reader = csv.DictReader(io.StringIO(text, newline=""))
+            if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
+                raise OtherColumnsError(
+                    f"{self.path} has other columns than {', '.join(self._names)}: move it away"
+                )
+            rows = [parsed_row(self._row, record) for record in reader]
         except (UnicodeDecodeError, csv.Error) as error:
             raise InvalidArgumentError(
                 f"expected a CSV file in UTF-8, but {self.path} is none ({error}): move it away"

@@ -89,3 +89,40 @@ def test_a_file_that_is_no_text_is_left_as_it_is(tmp_path):
     with pytest.raises(InvalidArgumentError, match="expected a CSV file in UTF-8"):
         RowFile(path, Row)
     assert path.read_bytes() == b"\xff\xfe\0"
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 7, 9])
+@pytest.mark.parametrize("name", ["bb", "b\nb", '"\r'])
+def test_a_part_of_a_row_that_another_writer_left_costs_no_other_row(tmp_path, name, cut):
+    path = tmp_path / "rows.csv"
+    file = RowFile(path, Row)
+    file.add(Row("a"))
+    RowFile(path, Row).add(Row(name, 0.5))
+    path.write_bytes(path.read_bytes()[:-cut])  # as if that writer had died
+    before = names(path)
+    file.add(Row("c"))
+    file.add(Row("d"))
+    assert names(path) == [*before, "c", "d"]
+
+
+def test_a_row_that_was_cut_within_a_character_costs_no_other_row(tmp_path):
+    path = tmp_path / "rows.csv"
+    file = RowFile(path, Row)
+    file.add(Row("a"))
+    with path.open("ab") as raw:
+        raw.write("µ".encode()[:1])
+    assert names(path) == ["a"]
+    file.add(Row("b"))
+    assert names(path) == ["a", "b"]
+
+
+def test_a_symbolic_link_stays_one(tmp_path):
+    path, target = tmp_path / "rows.csv", tmp_path / "there" / "target.csv"
+    target.parent.mkdir()
+    path.symlink_to(target)
+    file = RowFile(path, Row)
+    for name in ("a", "b"):
+        file.add(Row(name))
+        assert path.is_symlink()
+    assert names(target) == names(path) == ["a", "b"]
+    assert [other.name for other in target.parent.iterdir()] == ["target.csv"]
