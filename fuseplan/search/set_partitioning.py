@@ -17,8 +17,10 @@ fault, an abort where memory runs out) ends the process, and nothing in Python c
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -417,6 +419,8 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1  # one worker and one seed: the same plan every run
         solver.parameters.random_seed = 0
+        # Its handler would take Ctrl-C for a limit of time, return what it has, and remove Python's handler.
+        solver.parameters.catch_sigint_signal = False
         solver.parameters.max_deterministic_time = LIMITS.solver_work_s
         remaining_s = expires_at - time.monotonic()  # of 20,000 sets, building the model takes 0.1 s
         if remaining_s <= 0:
@@ -426,7 +430,7 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
             # The limit covers presolve: it is the solver's own, and starts with the call
             # (20,000 sets: exceeded by 40 to 60 ms on a busy machine).
             solver.parameters.max_time_in_seconds = remaining_s
-        outcome = solver.solve(model)
+        outcome = _solved(solver, model)
         counted_s += _counted_s(solver)
         if outcome == cp_model.MODEL_INVALID:
             raise RuntimeError(f"CP-SAT calls the model invalid: {model.validate() or 'it says no more'}")
@@ -450,6 +454,27 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
         return Selection("UNKNOWN", (), (), bound, "CP-SAT", is_late, round(1e6 * counted_s))
     total = _total(instance, best)
     return Selection(status, best, total, bound, "CP-SAT", is_late, round(1e6 * counted_s))
+
+
+_LOOK_S = 0.2
+"""Seconds after which Ctrl-C takes effect on systems that cannot interrupt a wait."""
+
+
+def _solved(solver: Any, model: Any) -> Any:
+    """``solver.solve(model)``. Ctrl-C ends it at once, as the main thread, where Python raises
+    ``KeyboardInterrupt``, only waits."""
+    if threading.current_thread() is not threading.main_thread():
+        return solver.solve(model)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(solver.solve, model)
+        try:
+            while not running.done():
+                wait([running], _LOOK_S)
+        finally:
+            while not running.done():  # a solver that has not begun yet does not know that it was stopped
+                solver.stop_search()
+                wait([running], _LOOK_S / 10)
+        return running.result()
 
 
 def _counted_s(solver: Any) -> float:

@@ -1,7 +1,11 @@
 """Exact cover against trying every combination, its engines against each other, limits."""
 
 import itertools
+import os
 import random
+import signal
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -185,6 +189,19 @@ def test_a_deadline_covers_building_and_presolve(monkeypatch):
     selection = exact_cover(limited)
     assert sorted(i for k in selection.chosen for i in instance.sets[k]) == list(range(60))
     assert selection.bound <= selection.objective[0] <= total(instance, singles)[0]
+
+
+def test_ctrl_c_ends_the_solver_at_once(monkeypatch):
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=10, solver_work_s=1e9))
+    exact_cover(wide())  # after which Python still handles the signal
+    instance = wide(60, 6000)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the signal may come in between
+        timer.start()
+        exact_cover(instance)
+        time.sleep(60)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
