@@ -13,14 +13,12 @@ from costmodel.graph import Flops
 from fuseplan.frontend.flat_view import Call, ClosedJaxpr, FlatView, Insertion, opened_calls
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.trace import Literal, closed_jaxpr
+from fuseplan.frontend.trace_settings import trace_settings
 from fuseplan.patterns.matches import Found, Match, NearMiss, Place, Refusal, Value
 from fuseplan.patterns.pattern import Pattern, asked
 from fuseplan.patterns.sides import NONE, Dims, Side, kind_of, optional_factors
 from fuseplan.patterns.unify import Bound, Matcher, Miss, State
 from fuseplan.support.errors import ExtensionError, FuseplanError, PatternError, Verdict, first_line
-
-_OF_TRACES = ("jax_enable_x64", "jax_default_matmul_precision")
-"""The settings that a pattern's trace depends on."""
 
 MAX_BATCH = 5
 """The most dimensions that ``...`` stands for."""
@@ -66,7 +64,7 @@ class _Traced:
 
 def _traced(pattern: Pattern, examples: Sequence[Any]) -> _Traced | str:
     """The pattern at these arguments, or why it cannot be traced or looked for there."""
-    config = tuple([str(getattr(jax.config, name)) for name in _OF_TRACES])
+    config = tuple(trace_settings().values())
     key = (config, tuple([(a.shape, str(a.dtype)) for a in examples]))
     known: _Traced | str | None = pattern.traces.get(key)
     if known is None:

@@ -19,7 +19,7 @@ from fuseplan.frontend.ops import (
 )
 from fuseplan.frontend.ops.rule import has_rule, register_rule, rule_of, rules
 
-__all__ = ["has_rule", "register_rule", "rule_of", "rules"]
+__all__ = ["has_registered_rules", "has_rule", "register_rule", "rule_of", "rules"]
 
 _FAMILIES = (
     *(elementwise, movement, slices, reduction, monoid, contraction),
@@ -29,3 +29,10 @@ _FAMILIES = (
 for _family in _FAMILIES:
     for _name, _rule in _family.RULES.items():
         register_rule(_name, _rule)
+
+_BUILT_IN = rules()
+
+
+def has_registered_rules() -> bool:
+    """Whether a rule is not fuseplan's own: another process may lack it."""
+    return any(rule is not _BUILT_IN.get(name) for name, rule in rules().items())
