@@ -2,8 +2,9 @@
 
 Each planner plans each program for each device, with the rewrites that all planners are given and as traced.
 Each plan is a row, which is written to a file at once. Worker processes, one for each lane, plan programs
-that they load by name or read as JSON. A lane in this process takes the rest: planners, backends and programs
-that another process cannot have, and those of other compilers, which one process at a time may hold.
+that they load by name or read as JSON. A lane in this process takes the rest: planners, backends, rules of
+operations and programs that another process cannot have, and those of other compilers, which one process at a
+time may hold.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import pickle
+import signal
 import threading
 import time
 import unicodedata
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from multiprocessing.connection import Connection
 from os import PathLike
@@ -27,12 +29,14 @@ import jax
 
 from costmodel.device import DeviceSpec
 from costmodel.devices import DEVICES
-from costmodel.model import CostModel
+from costmodel.model import CostModel, plain_device
 from fuseplan.bench.machine import machine_columns
 from fuseplan.console import Board, board
 from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.ops import has_registered_rules
 from fuseplan.frontend.program_codec import UnwritableError, program_to_data
 from fuseplan.frontend.trace import trace
+from fuseplan.frontend.trace_settings import changed_settings, set_trace_settings, trace_settings
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import plan_to_json, read_plan
@@ -43,7 +47,7 @@ from fuseplan.report.frames import figures, study_frame
 from fuseplan.runtime.compare import compare_plan, default_planners
 from fuseplan.settings import make_options, resolve_device
 from fuseplan.support.atomic_file import check_writable
-from fuseplan.support.errors import FuseplanError, InvalidArgumentError
+from fuseplan.support.errors import FuseplanError, InvalidArgumentError, short_reason
 from fuseplan.support.object_digest import object_digest
 from fuseplan.support.progress import Progress, followed
 from fuseplan.support.row_file import RowFile
@@ -79,7 +83,8 @@ class StudyRow:
     date: str = ""
     """The day on which the row was made."""
     versions: str = ""
-    """The versions, the machine, and where they apply a digest of the program and of the options."""
+    """The versions, the machine, and where they apply JAX's settings and digests of the program, of the
+    figures of the device, and of the options."""
 
     @property
     def task(self) -> tuple[str, str, str, str]:
@@ -123,8 +128,9 @@ def study(
             script needs the usual ``if __name__ == "__main__":`` around its call.
         path: a CSV file. Each row is appended to it at once, so that an interrupted study continues where it
             stopped: rows that are there are not planned again, unless versions, machine, deadline, options,
-            the source or state of the cost model, or the program of a workload that is not fuseplan's own
-            have changed. Rows of other versions, machines or deadlines are deleted when the first new
+            figures of the device, JAX's settings for tracing, the source or state of the cost model, or the
+            program of a workload that is not fuseplan's own have changed. A row whose process died is not
+            written. Rows of other versions, machines or deadlines are deleted when the first new
             row is written. Several studies may write one file if they agree in these.
 
     Returns:
@@ -155,23 +161,19 @@ def study(
     programs = [_program(workload) for workload in _several("workloads", workloads)]
     given = [None] if devices is None else _several("devices", devices)
     chosen = None if planners is None else _several("planners", planners)
-    specs = [(device, resolve_device(device)) for device in given]
     options = [
         [
-            (
-                device,
-                make_options(spec, name, deadline_s, False, constraints, features, cost_model=cost_model),
-            )
-            for name in (default_planners(spec) if chosen is None else chosen)
+            make_options(device, name, deadline_s, False, constraints, features, cost_model=cost_model)
+            for name in (default_planners(device) if chosen is None else chosen)
         ]
-        for device, spec in specs
+        for device in map(resolve_device, given)
     ]
     tasks = [
-        _Task(program, dtype, option, _versions(program, dtype, device, option))
+        _Task(program, dtype, option, _versions(program, dtype, option))
         for program in programs
         for dtype in (_several("dtypes", dtypes) if program.has_dtypes else [program.own_dtype])
         for of_device in options
-        for device, option in of_device
+        for option in of_device
     ]
     places = {task.key: task for task in tasks}
     if len(places) < len(tasks):
@@ -230,15 +232,10 @@ class _Program:
                 f, args = self.build(dtype)
                 made: Lowered | str = lower(trace(f, *args))
             except Exception as error:  # hours of other rows are worth more than a traceback
-                made = _reason(error)
+                made = short_reason(error)
             self.built.clear()
             self.built[dtype] = made
         return self.built[dtype]
-
-
-def _reason(error: Exception) -> str:
-    kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
-    return kind + " ".join(str(error).split())
 
 
 def _program(workload: str | Named) -> _Program:
@@ -301,31 +298,34 @@ class _Task:
 
     @property
     def is_portable(self) -> bool:
-        """Whether another process has the planner, the backend and the prices, and may hold the compiler."""
+        """Whether another process has the planner, the backend, the rules and the prices, and may hold the
+        compiler."""
         planner, backend = self.options.planner, self.options.device.capabilities
         is_ours = is_built_in(planner) and backend.emitter.partition(".")[0] == "fuseplan"
-        is_priced_here = self.options.device.cost_model is not None
-        return is_ours and not is_priced_here and not isinstance(get_planner(planner), ProgramPlanner)
+        is_ours_alone = self.options.device.cost_model is not None or has_registered_rules()
+        return is_ours and not is_ours_alone and not isinstance(get_planner(planner), ProgramPlanner)
 
 
 @cache
 def _base_versions() -> str:
     machine = machine_columns()
     names = ("fuseplan", "jax", "python")
-    # The figures of the device "cpu" are those of the machine.
+    # The machine makes the planning times, and is the device "cpu".
     return "; ".join(
         [*(f"{name} {machine[name]}" for name in names), f"{machine['cpu']}, {machine['cores']} cores"]
     )
 
 
-def _versions(program: _Program, dtype: str, device: str | DeviceSpec | None, options: Options) -> str:
+def _versions(program: _Program, dtype: str, options: Options) -> str:
     """All that a row depends on beside its key and its deadline."""
     parts = [_base_versions()]
     made = program.lowered(dtype) if program.is_own else ""
     if isinstance(made, Lowered):
         parts.append(f"program {_digest_of(made)}")
-    if isinstance(device, DeviceSpec) and DEVICES.get(device.name) != device:
-        parts.append(f"device {_digest(device)}")
+    parts += [f"{name} {value}" for name, value in changed_settings().items()]
+    device = plain_device(options.device)
+    if not _is_known(device):
+        parts.append(f"device {_digest(_figures_of(device))}")
     if options.constraints is not None or options.features != ALL_FEATURES:
         parts.append(f"options {_digest((options.constraints, options.features))}")
     if (model := options.device.cost_model) is not None:
@@ -333,6 +333,22 @@ def _versions(program: _Program, dtype: str, device: str | DeviceSpec | None, op
         # No row is continued that may be of another state of the model.
         parts.append(f"cost model {model.name} {told or f'of unknown state {uuid.uuid4().hex[:12]}'}")
     return "; ".join(parts)
+
+
+def _is_known(device: DeviceSpec) -> bool:
+    """Whether the name of a device, perhaps with a backend, tells all of its figures. Those of this machine
+    are measured."""
+    name, _, backend = device.name.partition(":")
+    known = DEVICES.get(name)
+    if known is None or device.backend != (backend or known.backend):
+        return False
+    return replace(device, name=name, backend=known.backend) == known
+
+
+def _figures_of(device: DeviceSpec) -> list[Any]:
+    """The fields that change a plan. The sources of measured figures do not, and have a date."""
+    texts = ("description", "sources")
+    return [getattr(device, of.name) for of in fields(device) if of.name not in texts]
 
 
 def _row_file(path: str | PathLike[str], tasks: Iterable[_Task], deadline_s: float) -> RowFile[StudyRow]:
@@ -356,7 +372,9 @@ class _Adder:
     file: RowFile[StudyRow] | None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __call__(self, task: _Task, found: dict[str, Any]) -> None:
+    def __call__(self, task: _Task, found: dict[str, Any], is_final: bool = True) -> None:
+        """Add the row of a task. One that is not ``is_final`` stays out of the file, whose rows are not
+        planned again."""
         workload, device, dtype, planner = task.key
         today = time.strftime("%Y-%m-%d")
         row = StudyRow(
@@ -365,7 +383,7 @@ class _Adder:
         )  # fmt: skip
         with self.lock:
             self.rows[row.task] = row
-            if self.file is not None:
+            if self.file is not None and is_final:
                 self.file.add(row)
 
 
@@ -377,7 +395,7 @@ def _plan(lowered: Lowered | str, options: Options) -> dict[str, Any]:
     try:
         row = compare_plan(lowered, options)
     except Exception as error:  # hours of other rows are worth more than a traceback
-        return found | {"status": NO_PLAN, "notes": _reason(error)}
+        return found | {"status": NO_PLAN, "notes": short_reason(error)}
     found["notes"] = "; ".join(row.notes)
     if row.plan is None:
         return found | {"status": NO_PLAN}
@@ -409,7 +427,8 @@ class _Study:
                 here.append(task)
             else:
                 away.append((task, source))
-        workers = [_Worker() for _ in range(min(processes, len(away)))]
+        settings = trace_settings()  # of this thread: the lanes have none of their own
+        workers = [_Worker(settings) for _ in range(min(processes, len(away)))]
         threads = [
             threading.Thread(target=self._lane, args=(worker, away), daemon=True) for worker in workers
         ]
@@ -417,16 +436,22 @@ class _Study:
             for thread in threads:
                 thread.start()
             for task in here:
+                if self._error is not None:
+                    break
                 self._here(task)
             for thread in threads:
-                while thread.is_alive():  # a join without a timeout cannot be interrupted on all systems
-                    thread.join(0.2)
-        except BaseException:
-            away.clear()
-            raise
+                while thread.is_alive() and self._error is None:
+                    thread.join(0.2)  # without a timeout it cannot be interrupted on all systems
         finally:
+            away.clear()
+            # First all: a process that the end of another one ends has not died by itself.
+            for worker in workers:
+                worker.close()
             for worker in workers:
                 worker.end()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
         if self._error is not None:
             raise self._error
 
@@ -446,7 +471,10 @@ class _Study:
                     return
                 state = _Remote()
                 self._shown.start(id(task), str(task), state.told)
-                self._add(task, worker.plan((source, task.options), state))
+                try:
+                    self._add(task, worker.plan((source, task.options), state))
+                except _DiedError as error:
+                    self._add(task, {"status": NO_PLAN, "notes": str(error)}, is_final=False)
                 self._shown.done(id(task))
         except BaseException as error:
             with self._lock:
@@ -513,19 +541,27 @@ class WorkerError(FuseplanError, RuntimeError):
     """A process of a study cannot start."""
 
 
+class _DiedError(Exception):
+    """A process ended while it planned. The message is the reason in the row."""
+
+
 class _Worker:
     """A process that plans one task after another. One that dies is replaced at the next task."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
         self._process: Any = None
         self._connection: Connection | None = None
         self._ended = False
+        self._starting = threading.Lock()
 
     def plan(self, message: Any, state: _Remote) -> dict[str, Any]:
         """The columns that planning finds; while it plans, its progress is in ``state``.
 
         Raises:
             WorkerError: the process cannot start.
+            _DiedError: it has died.
+            EOFError, OSError: this has ended it.
         """
         connection = self._connection or self._started()
         try:
@@ -539,16 +575,19 @@ class _Worker:
             self._connection = None
             if self._ended:
                 raise
-            reason = (
+            raise _DiedError(
                 f"the process that planned it ended with exit code {self._code()}: is there enough memory?"
-            )
-            return {"status": NO_PLAN, "notes": reason}
+            ) from None
 
     def _started(self) -> Connection:
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         connection, other = context.Pipe()
-        self._process = context.Process(target=_work, args=(other,), daemon=True)
-        self._process.start()
+        with self._starting:
+            if self._ended:
+                raise EOFError
+            process = context.Process(target=_work, args=(other, self._settings), daemon=True)
+            process.start()
+            self._process = process
         other.close()
         try:
             connection.recv()  # it is ready
@@ -566,9 +605,13 @@ class _Worker:
         code: int | None = self._process.exitcode
         return code
 
+    def close(self) -> None:
+        """Start no process from now on, and take an end of the process as wanted."""
+        with self._starting:
+            self._ended = True
+
     def end(self) -> None:
-        """End the process, whatever it does."""
-        self._ended = True
+        """After ``close``: end the process, whatever it does."""
         if self._process is not None:
             self._process.terminate()
             self._process.join()
@@ -578,8 +621,12 @@ _TELL_S = 0.25
 """Seconds between two reports of a worker on its progress."""
 
 
-def _work(connection: Connection) -> None:
-    """Plan what arrives, in a worker process, until the other end is closed."""
+def _work(connection: Connection, settings: dict[str, Any]) -> None:
+    """Plan what arrives, in a worker process, until the other end is closed. ``settings`` are the other
+    process's ``trace_settings()``."""
+    # Ctrl-C reaches all processes of a terminal: the one that started this ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_trace_settings(settings)
     jax.config.update("jax_platforms", "cpu")  # planning needs no accelerator, which one process may hold
     last: tuple[_Source, Lowered | str] | None = None
     sending = threading.Lock()
@@ -587,7 +634,7 @@ def _work(connection: Connection) -> None:
     while True:
         try:
             source, options = connection.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         with followed() as progress, _telling(connection, progress, sending):
             if last is None or last[0] != source:
@@ -607,7 +654,7 @@ def _read(source: _Source) -> Lowered | str:
         f, args = workload.build() if dtype is None else workload.build(dtype)
         return lower(trace(f, *args))
     except Exception as error:  # it is the row's reason
-        return _reason(error)
+        return short_reason(error)
 
 
 class _telling:  # noqa: N801  # used as a block

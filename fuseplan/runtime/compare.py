@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from fuseplan.report.comparison import Compared, Timing
 from fuseplan.runtime.autoselect import Inputs, Program, race, too_large
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.tolerance import check_results
-from fuseplan.support.errors import FuseplanError, InvalidArgumentError, MemoryLimitError
+from fuseplan.support.errors import InvalidArgumentError, MemoryLimitError, short_reason
 from fuseplan.targets.detect import local_device, local_platform
 
 
@@ -75,9 +74,7 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
     except Exception as error:
         if not is_compiled:
             raise
-        kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
-        reason = textwrap.shorten(kind + str(error), 300, placeholder=" …")  # the message may be a page
-        return Compared(options.planner, None, reason=reason)
+        return Compared(options.planner, None, reason=short_reason(error))
     if has_fixed_kernels(options.planner) or not options.features.rewrites:
         return Compared(options.planner, plan, plan.objective_ps)
     as_traced = replace(options, features=replace(options.features, rewrites=False))

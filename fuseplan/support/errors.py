@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from fuseplan.support.work import Limit
@@ -15,6 +16,13 @@ class FuseplanError(Exception):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def short_reason(error: BaseException) -> str:
+    """An error in one line of at most 300 characters, as its message may be a page. The type is named unless
+    it is fuseplan's own."""
+    kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
+    return textwrap.shorten(kind + str(error), 300, placeholder=" …")
 
 
 class UnknownNameError(FuseplanError, ValueError):

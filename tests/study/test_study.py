@@ -2,11 +2,13 @@
 
 import io
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +21,14 @@ import fuseplan
 from costmodel import get_device
 from fuseplan import studies
 from fuseplan.console import Board, _LiveBoard
+from fuseplan.extend import register_rule, rules
 from fuseplan.planners import unregister_planner
 from fuseplan.search.heuristics import greedy
 from fuseplan.studies import WorkerError, study
 from fuseplan.support.atomic_file import OutputError
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.support.row_file import OtherColumnsError
+from fuseplan.targets import detect
 
 ROOT = Path(__file__).resolve().parents[2]
 X = jax.ShapeDtypeStruct((64, 32), "bfloat16")
@@ -117,8 +121,46 @@ def test_rows_are_planned_again_when_what_they_depend_on_has_changed(tmp_path, p
     assert times(device=slower) == 0
     assert times(deadline_s=7.0) == 2
     assert times(features=fuseplan.Features(rewrites=False)) == 2
+    with jax.default_matmul_precision("highest"):
+        assert times() == 2
+        assert times() == 0
+    with jax.enable_x64(True):
+        assert times() == 2
+        assert times() == 0
+    assert times() == 2
     monkeypatch.setattr(studies, "_base_versions", lambda: "fuseplan 99")
     assert times() == 2
+
+
+def test_rows_of_this_machine_are_those_of_its_figures(tmp_path, planned, monkeypatch):
+    path, cpu = tmp_path / "rows.csv", detect.local_cpu()
+
+    def times(device, figures):
+        before = len(planned)
+        monkeypatch.setattr(detect, "local_cpu", lambda: figures)
+        study("softmax", device, "unfused", path=path)
+        return len(planned) - before
+
+    assert times("cpu", cpu) == 1
+    assert times(None, cpu) == 0
+    assert times(cpu, cpu) == 0
+    assert times("cpu", replace(cpu, sources=())) == 0, "the date of a measurement"
+    calibrated = replace(cpu, hbm_bytes_per_s=cpu.hbm_bytes_per_s // 2)
+    assert times("cpu", calibrated) == 1
+    assert times("cpu", calibrated) == 0
+
+
+def test_the_name_of_a_known_device_tells_its_figures():
+    for name in ("h200", "h200:mosaic_gpu", "tpu_v5e"):
+        assert studies._is_known(get_device(name))
+    h200 = get_device("h200")
+    for own_device in (
+        replace(h200, name="mine"),
+        replace(h200, launch_ps=5),
+        replace(h200, backend="mosaic_gpu"),
+        replace(h200, name="h200:mine"),
+    ):
+        assert not studies._is_known(own_device)
 
 
 class Slower(fuseplan.CostModel):
@@ -213,6 +255,19 @@ def test_planners_that_other_processes_lack_plan_here(planned):
 
 
 @pytest.mark.slow
+def test_programs_are_planned_here_if_other_processes_lack_a_rule(planned):
+    before = rules()["tanh"]
+    register_rule("tanh", replace(before))
+    try:
+        study(["softmax", "rope"], "h200", "greedy", processes=2)
+    finally:
+        register_rule("tanh", before)
+    assert planned == ["greedy"] * 2
+    study(["softmax", "rope"], "h200", "greedy", processes=2)
+    assert len(planned) == 2, "fuseplan's own rule is back"
+
+
+@pytest.mark.slow
 def test_a_process_that_dies_costs_one_row(tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text(
         "import os, signal\ndef program():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -221,9 +276,76 @@ def test_a_process_that_dies_costs_one_row(tmp_path, monkeypatch):
     lethal = studies._Program("deadly.py:program", lambda _: None, True, False, False)
     known = studies._program
     monkeypatch.setattr(studies, "_program", lambda w: lethal if w == "deadly.py:program" else known(w))
-    frame = study(["deadly.py:program", "softmax", "rope"], "h200", ["greedy"], processes=2)
+    path = tmp_path / "rows.csv"
+    frame = study(["deadly.py:program", "softmax", "rope"], "h200", ["greedy"], processes=2, path=path)
     assert frame.status.tolist() == ["NONE", "FEASIBLE", "FEASIBLE"]
     assert f"exit code {-signal.SIGKILL}" in frame.notes[0]
+    written = fuseplan.read_frame(path).workload
+    assert sorted(written) == ["rope", "softmax"], "the next study tries the other one again"
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_for_the_process_that_started_the_study(tmp_path, monkeypatch):
+    """A terminal sends it to all processes, which may end before the first one has told them to."""
+    (tmp_path / "patient.py").write_text(
+        "import os, time, jax\n"
+        "def program():\n"
+        "    open('running', 'w').close()\n"
+        "    while not os.path.exists('sent'):\n"
+        "        time.sleep(0.05)\n"
+        "    return jax.nn.relu, (jax.ShapeDtypeStruct((8,), 'float32'),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    patient = studies._Program("patient.py:program", lambda _: None, True, False, False)
+    known = studies._program
+    monkeypatch.setattr(studies, "_program", lambda w: patient if w == "patient.py:program" else known(w))
+
+    def send():
+        while not Path("running").exists():
+            time.sleep(0.05)
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGINT)
+        Path("sent").touch()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    aside = ("callback", lambda x: jax.pure_callback(lambda y: y, X, x) * 2, [X])  # there is one worker
+    frame = study(["patient.py:program", aside], "h200", ["greedy"], processes=2)
+    sender.join()
+    assert frame.status.tolist() == ["FEASIBLE"] * 2
+
+
+@pytest.mark.slow
+def test_all_processes_are_known_to_end_before_one_does(monkeypatch):
+    made, ended, end = [], [], studies._Worker.end
+
+    def looked(worker):
+        ended.append([other._ended for other in made])
+        end(worker)
+
+    init = studies._Worker.__init__
+    monkeypatch.setattr(studies._Worker, "__init__", lambda w, *a: made.append(w) or init(w, *a))
+    monkeypatch.setattr(studies._Worker, "end", looked)
+    study(["softmax", "rope"], "h200", ["greedy"], processes=2)
+    assert ended == [[True, True]] * 2
+
+
+@pytest.mark.slow
+def test_other_processes_have_the_settings_of_this_thread(tmp_path, monkeypatch):
+    (tmp_path / "wide.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def program():\n"
+        "    f = lambda x: jnp.cumsum(x.astype(float)) * 2\n"
+        "    return f, (jax.ShapeDtypeStruct((4096,), 'float32'),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    asked = (["wide.py:program", ("mine", own, [X])], "h200", ["unfused", "greedy"])
+    with jax.enable_x64(True):
+        alone = study(*asked)
+        together = study(*asked, processes=2)
+    kept = [name for name in alone.columns if name != "planning_s"]
+    assert together[kept].equals(alone[kept])
+    assert alone.hbm_bytes[0] > study(*asked).hbm_bytes[0]
 
 
 @pytest.mark.slow
@@ -382,3 +504,35 @@ def test_an_error_of_a_lane_ends_the_study(monkeypatch):
     with pytest.raises(WorkerError, match="cannot start"):
         study(["softmax", "rope"], "h200", ["greedy"], processes=2)
     assert threading.active_count() <= before
+
+
+def test_an_error_of_a_lane_is_told_before_the_tasks_of_this_process_are_done(monkeypatch):
+    is_told, planned = threading.Event(), []
+
+    def refuse(self):
+        is_told.set()
+        raise WorkerError("cannot start")
+
+    def slow(lowered, options):
+        planned.append(options)
+        is_told.wait()
+        time.sleep(0.2)
+        return {"status": "NONE"}
+
+    monkeypatch.setattr(studies._Worker, "_started", refuse)
+    monkeypatch.setattr(studies, "_plan", slow)
+    fuseplan.register_planner("mine", greedy)
+    with pytest.raises(WorkerError, match="cannot start"):
+        study(["softmax", "rope", "mlp"], "h200", ["mine", "greedy"], processes=2)
+    assert len(planned) <= 1
+
+
+def test_reasons_are_short_enough_for_a_csv_file(tmp_path):
+    def broken(x):
+        raise ValueError("no " * 100_000)
+
+    path = tmp_path / "rows.csv"
+    for _ in range(2):
+        frame = study(("broken", broken, [X]), "h200", "greedy", path=path)
+        assert frame.notes[0].startswith("ValueError: no no")
+        assert len(frame.notes[0]) <= 300
