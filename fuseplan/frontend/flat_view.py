@@ -177,7 +177,15 @@ class FlatView:
     def live(self, replaced: Mapping[int, Sequence[int]] | None = None) -> frozenset[int]:
         """The positions of the equations that a result or a side effect needs, where each value of
         ``replaced`` is computed from other values instead."""
-        replaced = replaced or {}
+        return self._kept(replaced or {})[0]
+
+    def are_read(self, insertions: Sequence[Insertion]) -> list[bool]:
+        """For each of ``insertions``, whether one of its results is needed where all of them are made."""
+        _, values = self._kept({v: i.reads for i in insertions for v in i.results})
+        return [not values.isdisjoint(i.results) for i in insertions]
+
+    def _kept(self, replaced: Mapping[int, Sequence[int]]) -> tuple[frozenset[int], set[int]]:
+        """The positions of the equations that are needed, as in ``live``, and the values."""
         needed: set[int] = set()
         stack = [v for v in self.outputs if not isinstance(v, Literal)]
         kept: set[int] = set()
@@ -197,7 +205,7 @@ class FlatView:
                 if n not in kept:
                     kept.add(n)
                     stack += [u for u in self.equations[n].inputs if not isinstance(u, Literal)]
-        return frozenset(kept)
+        return frozenset(kept), needed
 
     def reaches(self, sources: Iterable[int], targets: Iterable[int]) -> bool:
         """Whether one of the values ``targets`` is computed from one of ``sources``."""

@@ -116,22 +116,33 @@ class Match:
         return "\n".join(said + [f"    {text}" for text in self.equations])
 
 
+Moves = tuple[tuple[int, Dims], ...]
+"""The value of a program that is a result of a pattern, then what each of the transposes, casts and the like
+after it makes of it; with each value, for each dimension of the result the value's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """How a match is bound in a flat view."""
 
-    roots: tuple[int, ...]
-    """For each result of the pattern, the value of the program that it takes the place of."""
-    layouts: tuple[Dims, ...]
-    """For each result, for each of its dimensions the one of that value."""
+    moves: tuple[Moves, ...]
+    """For each result of the pattern."""
     arguments: tuple[Bound, ...]
     shapes: tuple[tuple[int, ...], ...]
     """The shapes of the arguments as the pattern was traced."""
     equations: tuple[int, ...]
     removed: frozenset[int]
     """The positions of equations that nothing needs any more."""
-    values: tuple[int, ...]
-    """Numbers of the roots, equal for equal expressions."""
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """For each result, the value of the program that it takes the place of."""
+        return tuple([chain[-1][0] for chain in self.moves])
+
+    @property
+    def layouts(self) -> tuple[Dims, ...]:
+        """For each result, for each of its dimensions the one of that value."""
+        return tuple([chain[-1][1] for chain in self.moves])
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fuseplan.frontend.flat_view import Call, ClosedJaxpr, FlatView, Insertion, 
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.trace import Literal, closed_jaxpr
 from fuseplan.frontend.trace_settings import trace_settings
-from fuseplan.patterns.matches import Found, Match, NearMiss, Place, Refusal, Value
+from fuseplan.patterns.matches import Found, Match, Moves, NearMiss, Place, Refusal, Value
 from fuseplan.patterns.pattern import Pattern, asked
 from fuseplan.patterns.sides import NONE, Dims, Side, kind_of, optional_factors
 from fuseplan.patterns.unify import Bound, Matcher, Miss, State
@@ -274,12 +274,11 @@ class Search:
         types: Sequence[jax.ShapeDtypeStruct],
     ) -> Match | str:
         flat, side = self.flat, traced.side
-        roots, layouts = [], []
+        moves: list[Moves] = []
         for root, layout in zip(traced.roots, traced.layouts, strict=True):
             value, dims = state.values[root]
-            found = self._after_moves(value, tuple([NONE if d == NONE else dims[d] for d in layout]))
-            roots.append(found[0])
-            layouts.append(found[1])
+            moves.append(self._moves(value, tuple([NONE if d == NONE else dims[d] for d in layout])))
+        roots = [chain[-1][0] for chain in moves]
         bounds = tuple([state.arguments[v] for v in sorted(state.arguments)])
         reads = [b.root for b in bounds if not isinstance(b.root, Literal)]
         equations = sorted(set(state.equations.values()))
@@ -322,7 +321,7 @@ class Search:
         source = flat.equations[flat.producer[roots[-1]][0]].source
         flops = sum(
             (rule_of(flat.equations[n]).flops(flat.equations[n]) for n in equations if n in removed or
-             not set(flat.equations[n].outputs).isdisjoint(roots)),
+             not set(flat.equations[n].outputs).isdisjoint(made)),
             Flops(),
         )  # fmt: skip
         return Match(
@@ -335,24 +334,18 @@ class Search:
             named,
             tuple(map(self._value, outside)),
             flops,
-            Place(
-                tuple(roots),
-                tuple(layouts),
-                bounds,
-                shapes,
-                tuple(equations),
-                removed,
-                tuple([flat.numbers[v] for v in roots]),
-            ),
+            Place(tuple(moves), bounds, shapes, tuple(equations), removed),
             flat,
             self.device,
             self.where,
         )
 
-    def _after_moves(self, v: int, layout: Dims) -> tuple[int, Dims]:
-        """The value after the transposes, casts and the like that alone read ``v``, and for each dimension of
-        ``layout`` that value's: what the replacement begins with in its own order, it need not move twice."""
+    def _moves(self, v: int, layout: Dims) -> Moves:
+        """The value, and it after each of the transposes, casts and the like that alone read it, with
+        ``layout`` in the dimensions of each: what the replacement begins with in its own order, it need not
+        move twice."""
         flat = self.flat
+        moves = [(v, layout)]
         while v not in flat.outputs and len(self._readers.get(v, ())) == 1:
             n = self._readers[v][0]
             eqn = flat.equations[n]
@@ -366,7 +359,8 @@ class Search:
                 break
             place = {d: i for i, d in enumerate(passed[1]) if d != NONE}
             v, layout = eqn.outputs[0], tuple([place.get(d, NONE) for d in layout])
-        return v, layout
+            moves.append((v, layout))
+        return tuple(moves)
 
     def _precision(self, v: int) -> int:
         """The bits of the widest floating-point dtype in which a value is read."""
