@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from costmodel.graph import Graph, Node, OpKind
+from costmodel.graph import Graph, Node, OpKind, once
 from fuseplan.support.bitset import bits
 
 _WIDEST = 22
@@ -53,9 +53,18 @@ def kernel_name(graph: Graph, nodes: Sequence[int]) -> str:
     if _letters(what) in _letters(where):
         return where
     inside = set(nodes)
-    others = (n for n in graph.nodes if n.flops.total and n.id not in inside and place(n) == where)
-    is_all = len(nodes) > 1 and next(others, None) is None
+    is_all = len(nodes) > 1 and all(n in inside for n in _arithmetic(graph).get(where, ()))
     return where if is_all else f"{where}:{what}"
+
+
+@once
+def _arithmetic(graph: Graph) -> dict[str, list[int]]:
+    """For each place, the operations there that compute something."""
+    found: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        if node.flops.total:
+            found.setdefault(place(node), []).append(node.id)
+    return found
 
 
 def place(node: Node) -> str:

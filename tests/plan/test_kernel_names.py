@@ -11,6 +11,7 @@ from fuseplan import Plan
 from fuseplan.codegen.tile import kernel_name as emitted_name
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.plan import kernel_names
 from fuseplan.plan.kernel_names import anchor, form, kernel_name, place
 from fuseplan.plan.options import Options
 from fuseplan.workloads.workload import array
@@ -115,6 +116,25 @@ def test_parts_of_a_function_say_what_they_do():
     assert any(name.startswith("unit_power") for name in names)
     assert any(name.startswith("two_steps:matmul+cos") for name in names)
     assert len(set(names)) == len(names)
+
+
+def test_the_names_of_all_kernels_look_at_each_operation_once(monkeypatch):
+    def steps(x):
+        for i in range(30):
+            with jax.named_scope(f"step{i}"):
+                x = jnp.cos(x) * 2.0 + 1.0
+        return x
+
+    graph = graph_of(steps, X)
+    of_step = {}
+    for node in graph.nodes:
+        of_step.setdefault(node.scope, []).append(node.id)
+    looked = []
+    monkeypatch.setattr(kernel_names, "place", lambda node: looked.append(node) or place(node))
+    assert [kernel_name(graph, nodes) for nodes in of_step.values()] == list(of_step)
+    parts = [kernel_name(graph, nodes[:2]) for nodes in of_step.values()]
+    assert parts == [f"{step}:cos+mul" for step in of_step]
+    assert len(looked) <= len(graph.nodes) + 2 * len(of_step)
 
 
 def test_without_a_function_the_form_is_the_name():
