@@ -44,6 +44,7 @@ from fuseplan.runtime.compare import (
     compare_plan,
     default_planners,
     require_measurable,
+    require_plan,
     time_rows,
 )
 from fuseplan.runtime.control_flow import bodies
@@ -579,7 +580,7 @@ def compare(
     - ``gap``: ``time_us / bound_us - 1``; 0.0 when proven.
     - ``ratio``: ``time_us`` over that of the ``baseline``: ``xla`` if it has a plan, else ``unfused``,
       else the first planner.
-    - ``status``, ``notes``: ``NONE`` and the reason if there is no plan.
+    - ``status``, ``notes``: ``NONE`` and the reason if there is no plan, as where a planner fails.
     - ``assumed``: the figures of the device that are neither measured nor published.
 
     ``fuseplan.COLUMNS["compare"]`` has the dtype and unit of each. With a list of devices, the frame has the
@@ -599,6 +600,9 @@ def compare(
         InvalidArgumentError: there are no planners or devices, or ``measure=True`` is given for another
             device than this one or without arrays.
         UnknownNameError: a planner or device is unknown.
+        ConstraintError: a constraint selects nothing, or cannot hold.
+        MemoryLimitError, ExtensionError: no planner has a plan for any of the devices. It is the first
+            planner's error.
         MismatchError: the results of a measured program differ from those of ``jax.jit``.
 
     Example:
@@ -644,9 +648,10 @@ def compare(
         planned: Callable[[list[Options]], Sequence[Compared]],
         time: Callable[..., Sequence[Timing] | None],
     ) -> pd.DataFrame:
+        rows_of = [planned(of_device) for of_device in options]
+        require_plan([row for rows in rows_of for row in rows])
         frames = []
-        for of_device in options:
-            rows = planned(of_device)
+        for of_device, rows in zip(options, rows_of, strict=True):
             name = of_device[0].device.name if several else None
             frames.append(compare_frame(rows, time(of_device, rows), name))
         return frames[0] if len(frames) == 1 else joined_frame(frames)

@@ -24,7 +24,13 @@ from fuseplan.report.comparison import Compared, Timing, baseline_of, divergence
 from fuseplan.report.frames import compare_frame, records
 from fuseplan.report.page import Page, Study, write_page
 from fuseplan.report.text import bound_lines, bound_text
-from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
+from fuseplan.runtime.compare import (
+    compare_plan,
+    default_planners,
+    require_measurable,
+    require_plan,
+    time_rows,
+)
 from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.errors import InvalidArgumentError
@@ -168,7 +174,8 @@ def _make_options(
 def _plan_all(
     workload: str, f: Callable[..., Any], args: tuple[Any, ...], options: list[list[Options]]
 ) -> list[DevicePlans]:
-    """Trace ``f`` once, and plan it for each device by each planner."""
+    """Trace ``f`` once, and plan it for each device by each planner. Raises the first planner's error if none
+    has a plan for any device."""
     result = []
     with progress(sum(map(len, options))) as steps:
         steps.start(f"tracing {workload}")
@@ -181,6 +188,7 @@ def _plan_all(
                 rows.append(compare_plan(lowered, option))
                 steps.done()
             result.append(DevicePlans(device, tuple(options_of_device), tuple(rows)))
+    require_plan([row for planned in result for row in planned.rows])
     return result
 
 

@@ -11,10 +11,11 @@ factor of two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.notes import all_notes
+from fuseplan.support.errors import FuseplanError
 from fuseplan.support.format import times_text
 
 NO_PLAN = "NONE"
@@ -44,6 +45,8 @@ class Compared:
     such plan, for example within ``max_peak_bytes``."""
     reason: str = ""
     """Why there is no plan."""
+    error: FuseplanError | None = field(default=None, compare=False, repr=False)
+    """The error of a planner of graphs that made no plan."""
 
     @property
     def notes(self) -> tuple[str, ...]:

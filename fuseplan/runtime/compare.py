@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,13 @@ from fuseplan.report.comparison import Compared, Timing
 from fuseplan.runtime.autoselect import Inputs, Program, race, too_large
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.tolerance import check_results
-from fuseplan.support.errors import InvalidArgumentError, MemoryLimitError, short_reason
+from fuseplan.support.errors import (
+    ExtensionError,
+    FuseplanError,
+    InvalidArgumentError,
+    MemoryLimitError,
+    short_reason,
+)
 from fuseplan.targets.detect import local_device, local_platform
 
 
@@ -66,8 +73,30 @@ def default_planners(device: DeviceSpec) -> tuple[str, ...]:
 
 
 def compare_plan(lowered: Lowered, options: Options) -> Compared:
-    """Plan a program by one planner, rewritten and as traced. Where XLA fails to compile it, or another
-    process holds its compiler, the row has no plan but the reason."""
+    """Plan a program by one planner, rewritten and as traced.
+
+    The row has no plan but the reason where XLA fails to compile the program or another process holds its
+    compiler, where there is no plan within the limit of memory, and where a user's planner fails.
+    """
+    return _or_reason(options.planner, lambda: _compare_plan(lowered, options))
+
+
+def _or_reason(planner: str, row_of: Callable[[], Compared]) -> Compared:
+    """The row that ``row_of`` makes, or one with the error that says why the planner has no plan."""
+    try:
+        return row_of()
+    except (ExtensionError, MemoryLimitError) as error:
+        return Compared(planner, None, reason=" ".join(str(error).split()), error=error)
+
+
+def require_plan(rows: Sequence[Compared]) -> None:
+    """Raise the first error of a planner of graphs if none of ``rows`` has a plan."""
+    errors = [row.error for row in rows if row.error is not None]
+    if errors and all(row.plan is None for row in rows):
+        raise errors[0]
+
+
+def _compare_plan(lowered: Lowered, options: Options) -> Compared:
     is_compiled = isinstance(get_planner(options.planner), ProgramPlanner)
     try:
         plan = plan_best(lowered, options)
@@ -90,14 +119,15 @@ def compare_patterned(
     """As ``compare_plan`` for each of ``options``, of a function whose matches of patterns are replaced."""
     closed, out_tree = closed_jaxpr(f, args, kwargs)
     name = getattr(f, "__name__", type(f).__name__)
-    rows = []
-    for option in options:
+
+    def row_of(option: Options) -> Compared:
         applied = apply_patterns(closed, option, name, out_tree=out_tree)
         row = compare_plan(lower(flatten(applied.closed, out_tree)), replace(option, patterns=()))
         if row.plan is not None and applied.notes:
             row = replace(row, plan=replace(row.plan, notes=(*row.plan.notes, *applied.notes)))
-        rows.append(row)
-    return rows
+        return row
+
+    return [_or_reason(option.planner, partial(row_of, option)) for option in options]
 
 
 def time_rows(

@@ -22,7 +22,13 @@ from fuseplan.runtime import compare as contest
 from fuseplan.search import heuristics
 from fuseplan.search.heuristics import greedy
 from fuseplan.settings import make_options
-from fuseplan.support.errors import InvalidArgumentError, MismatchError
+from fuseplan.support.errors import (
+    ConstraintError,
+    ExtensionError,
+    InvalidArgumentError,
+    MemoryLimitError,
+    MismatchError,
+)
 from fuseplan.workloads import get_workload
 from tests.helpers.plans import plan_best
 
@@ -74,6 +80,61 @@ def test_a_bug_of_a_planner_of_ours_is_not_hidden(monkeypatch):
     monkeypatch.setattr(heuristics, "greedy_groups", lambda space: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fuseplan.compare(lambda x: jnp.sin(x) @ x, device="h200", planners=("greedy",))(X)
+
+
+def failing(graph, pricing, budget):
+    raise RuntimeError("no groups today")
+
+
+DOUBLED = fuseplan.Pattern("doubled", lambda x: jnp.tanh(x) * 2.0, choose="cost")
+
+
+@pytest.mark.parametrize("patterns", [(), (DOUBLED,)], ids=["alone", "with patterns"])
+def test_a_planner_that_fails_costs_one_row(patterns):
+    fuseplan.register_planner("mine", failing)
+    f, args = (lambda x: jnp.tanh(x) * 2.0 + x.sum(1)[:, None]), (X,)
+    frame = fuseplan.compare(f, device="h200", planners=("mine", "greedy"), patterns=patterns)(*args)
+    assert frame.status.tolist() == ["NONE", "FEASIBLE"]
+    assert "'mine', and it raised RuntimeError: no groups today" in frame.notes[0]
+    assert frame.time_us.isna().tolist() == [True, False]
+    frame = fuseplan.compare(f, device=["h200", "tpu_v5e"], planners=("mine", "greedy"))(*args)
+    assert frame.status.tolist() == ["NONE", "FEASIBLE"] * 2
+    with pytest.raises(ExtensionError, match="no groups today"):
+        fuseplan.compare(f, device=["h200", "tpu_v5e"], planners=("mine",), patterns=patterns)(*args)
+
+
+def test_a_limit_of_memory_costs_the_rows_of_those_that_do_not_keep_to_it():
+    f, args = get_workload("mlp").build()
+
+    def compare(*planners, **limits):
+        constraints = fuseplan.Constraints(**limits)
+        return fuseplan.compare(f, device="h200", planners=planners, constraints=constraints)(*args)
+
+    frame = compare("greedy", "unfused", "solver", max_peak_bytes=1)
+    assert frame.status.tolist() == ["NONE", "FEASIBLE", "NONE"]
+    assert frame.notes[0].startswith("no plan was found whose temporaries need at most 1 bytes")
+    with pytest.raises(MemoryLimitError):
+        compare("greedy", "solver", max_peak_bytes=1)
+    with pytest.raises(ConstraintError, match="no_such_operation"):
+        compare("greedy", "unfused", "solver", never_fuse=[("no_such_operation", "tanh")])
+
+
+def test_the_command_has_a_line_for_each_planner_that_fails():
+    fuseplan.register_planner("mine", failing)
+    command = ["compare", "mlp", "--device", "h200,tpu_v5e", "--max-peak-bytes", "1", "--planners"]
+    result = CliRunner().invoke(app, [*command, "mine,greedy,unfused"])
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.output.splitlines() if line.endswith("no plan")] == [
+        "mine", "greedy",
+    ] * 2  # fmt: skip
+    text = " ".join(result.output.split())
+    assert text.count("mine: expected groups of the registered planner 'mine'") == 2
+    assert text.count("greedy: no plan was found whose temporaries need at most 1 bytes") == 2
+    assert max(map(len, result.output.splitlines())) <= 80
+    result = CliRunner().invoke(app, [*command, "greedy,mine"])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "no plan was found whose temporaries" in result.stderr
 
 
 # --- what rewriting gains, and what solving gains ---------------------------------------------
