@@ -35,6 +35,7 @@ from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import seconds_text, time_text, times_text, wrapped
+from fuseplan.support.work import DEFAULT_DEADLINE_S
 from fuseplan.workloads.workload import make_args
 
 
@@ -126,6 +127,21 @@ def explain(
     """``fuseplan explain``."""
     ends = _two_operations(operations)
     if workload == "-" or workload.endswith(".json"):
+        given = {
+            "--device": device is not None,
+            "--device-file": device_file is not None,
+            "--planner": planner != "solver",
+            "--planner-module": planner_module,
+            "--dtype": dtype != "float32",
+            "--small": small,
+            "--deadline": deadline != DEFAULT_DEADLINE_S,
+            "--must-fuse": must_fuse,
+            "--never-fuse": never_fuse,
+            "--max-peak-bytes": max_peak_bytes is not None,
+            "--max-group-size": max_group_size is not None,
+            "--max-kernel-args": max_kernel_args is not None,
+        }
+        _require_none(workload, [option for option, is_given in given.items() if is_given])
         result = Plan.of(read_file(Path(workload)))
     else:
         load_planners(planner_module)
@@ -139,6 +155,15 @@ def explain(
     else:
         for line in str(answer).splitlines():
             print("\n".join(wrapped(line, 80, "  ")))
+
+
+def _require_none(file: str, options: Sequence[str]) -> None:
+    """Raise ``InvalidArgumentError`` if there are options on planning beside a plan in a file."""
+    if options:
+        raise InvalidArgumentError(
+            f"{', '.join(options)} and {file}: the plan of a file is explained as it is; leave out the "
+            "one, or name a workload in place of the other"
+        )
 
 
 def _two_operations(text: str) -> tuple[int | str, int | str]:

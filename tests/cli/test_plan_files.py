@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from fuseplan import Plan, make_plan
@@ -62,6 +63,28 @@ def test_an_explanation_as_json(plans):
     found = json.loads(run("explain", plans / "unfused.json", "0,1", "--json").stdout)
     assert (found["a"], found["b"], found["together"]) == (0, 1, False)
     assert found["text"] == str(read(plans / "unfused.json").explain(0, 1))
+
+
+EXPLAIN_OPTIONS = {
+    "--device": "test", "--device-file": "spec.toml", "--planner": "greedy", "--planner-module": "mine.py",
+    "--dtype": "bfloat16", "--small": None, "--deadline": "7", "--must-fuse": "exp,div",
+    "--never-fuse": "exp,div", "--max-peak-bytes": "9", "--max-group-size": "9", "--max-kernel-args": "9",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", EXPLAIN_OPTIONS)
+def test_options_on_planning_are_refused_beside_a_plan(plans, option):
+    value = EXPLAIN_OPTIONS[option]
+    file = plans / "solver.json"
+    result = run("explain", file, "0,1", option, *([] if value is None else [value]), code=2)
+    assert f"{option} and {file}" in result.stderr
+    assert result.stdout == ""
+
+
+def test_every_option_of_explain_is_one_on_planning_but_those_on_output():
+    command = typer.main.get_command(app).commands["explain"]
+    options = {option for param in command.params for option in param.opts if option.startswith("--")}
+    assert options - EXPLAIN_OPTIONS.keys() == {"--json"}
 
 
 # --- diff -------------------------------------------------------------------------------------
