@@ -12,7 +12,7 @@ import typer
 
 from fuseplan.bench.cpu import PEERS, Case, bench_cases, colour, head_line, row_line, summary_lines
 from fuseplan.bench.machine import machine_columns
-from fuseplan.bench.planning import Printable, csv_of, plan_table, time_plan
+from fuseplan.bench.planning import PlanTiming, Printable, csv_of, plan_table, time_plan
 from fuseplan.bench.solver import (
     WORKLOADS,
     SolverTiming,
@@ -27,8 +27,9 @@ from fuseplan.console import print_json, print_table, progress
 from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.errors import InvalidArgumentError
-from fuseplan.workloads import GROUPS
+from fuseplan.workloads import GROUPS, load_workload
 from fuseplan.workloads.cpu import get_cases
+from fuseplan.workloads.own import OwnWorkload
 from fuseplan.workloads.workload import make_args
 
 
@@ -49,13 +50,14 @@ def plan(
     load_planners(planner_module)
     options = make_options(device_of(device, device_file, "h200"), planner, deadline)
     programs = _programs(workloads, dtype, small)
+    rows: list[PlanTiming] = []
     with progress(len(programs) * (1 + xla)) as steps:
-        rows = [time_plan(name, f, args, options, xla, steps) for name, f, args in programs]
-    records = [asdict(row) for row in rows]
-    if out is not None:
-        write_text(out, csv_of([record | machine_columns() for record in records]))
+        for name, f, args in programs:
+            rows.append(time_plan(name, f, args, options, xla, steps))
+            if out is not None:  # after each row, so that an interrupted run keeps its results
+                write_text(out, csv_of([asdict(row) | machine_columns() for row in rows]))
     if json:
-        print_json(records)
+        print_json([asdict(row) for row in rows])
     else:
         _print_tables(plan_table(rows))
 
@@ -76,6 +78,8 @@ def solver(
     json: bool,
 ) -> None:
     """``fuseplan bench solver``."""
+    if json and csv:
+        raise InvalidArgumentError("--csv and --json: expected one of the two")
     options = [make_options(d, "solver", deadline) for d in devices_of(device, device_file, "h200")]
     for option in options:
         if not option.device.capabilities.emits_kernels:
@@ -119,7 +123,7 @@ def cpu(
     """``fuseplan bench cpu``."""
     own = [name for name in names or () if ":" in name]
     cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
-    cases += [Case(name, *load(name, "float32", small=False)) for name in own]
+    cases += [_own_case(name, quick) for name in own]
     others = names_in(beside, "--beside") if beside else ()
     if unknown := [name for name in others if name not in PEERS]:
         raise InvalidArgumentError(f"--beside expects some of {', '.join(PEERS)}, got {unknown[0]!r}")
@@ -144,6 +148,12 @@ def cpu(
         print("\n".join(["", *summary_lines(rows)]))
     if any(row.status in ("wrong", "failed") for row in rows):
         raise typer.Exit(1)
+
+
+def _own_case(name: str, small: bool) -> Case:
+    """The case of a user's own workload. A function that returns ``(f, args)`` has one size."""
+    workload = load_workload(name)
+    return Case(name, *workload.build("float32", small and not isinstance(workload, OwnWorkload)))
 
 
 def _programs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -384,9 +385,28 @@ def report(
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     options = _make_options(devices_of(device, device_file), planners, deadline, constraints)
     by_device = _plan_all(workload, *load(workload, dtype, small), options)
-    studies = tuple(Study.of(workload, planned.rows) for planned in by_device)
-    write_page(Page(workload, studies), target)
+    write_page(Page(workload, _studies(workload, by_device)), target)
     if json:
         print_json({"page": str(target)})
     else:
         print(f"wrote {target}")
+
+
+def _studies(workload: str, by_device: Sequence[DevicePlans]) -> tuple[Study, ...]:
+    """A study for each device that some planner has a plan for. The others are named on stderr.
+
+    Raises:
+        InvalidArgumentError: there is no plan for any device.
+    """
+    studies = []
+    left_out = []
+    for planned in by_device:
+        try:
+            studies.append(Study.of(workload, planned.rows))
+        except InvalidArgumentError as error:
+            left_out.append((planned.device.name, error))
+    if not studies:
+        raise left_out[0][1]
+    for name, reason in left_out:
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+    return tuple(studies)

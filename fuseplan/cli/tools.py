@@ -17,6 +17,7 @@ from fuseplan.report.frames import devices_frame, records
 from fuseplan.search.cache import cache_file, open_disk, setting
 from fuseplan.settings import resolve_device
 from fuseplan.support.atomic_file import OutputError
+from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import bytes_text, wrapped
 from fuseplan.targets import calibrate as calibration
 from fuseplan.workloads import FAMILIES, Workload
@@ -95,6 +96,8 @@ def _operations(chosen: list[Workload]) -> dict[str, int]:
 def devices(toml: str | None, json: bool) -> None:
     """``fuseplan devices``."""
     if toml is not None:
+        if json:
+            raise InvalidArgumentError(f"--toml {toml} and --json: expected one of the two")
         print(resolve_device(toml).to_toml(), end="")
         return
     frame = devices_frame()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -335,6 +336,28 @@ def test_json_and_a_function_of_ones_own(tmp_path, monkeypatch):
     assert records[0]["status"] == "measured"
     assert records[0]["goal_speedup"] is None
     assert records[0]["repeats"] == 1
+
+
+def test_quick_takes_the_small_size_of_a_workload_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "own_size.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "from fuseplan.workloads import Workload, of_shapes\n"
+        "made = []\n"
+        "def f(x):\n"
+        "    made.append(x.shape)\n"
+        "    return jax.nn.softmax(x)\n"
+        "sized = Workload('sized', '', {'m': 64, 'n': 32}, {'m': 5, 'n': 7}, of_shapes(f, 'm n'))\n"
+        "def fixed():\n"
+        "    return jnp.tanh, (jnp.ones((8, 16)),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    records = json.loads(run("own_size:sized", "own_size:fixed", "--quick", "--json").stdout)
+    assert [r["status"] for r in records] == ["measured", "measured"]
+    made = sys.modules["own_size"].made
+    assert set(made) == {(5, 7)}
+    made.clear()
+    run("own_size:sized", "--json", "--repeats", "1")
+    assert set(made) == {(64, 32)}
 
 
 def test_a_failure_is_exit_code_1_and_keeps_the_other_rows(tmp_path, monkeypatch):

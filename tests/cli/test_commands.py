@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from costmodel import calibrate
 from fuseplan import Plan
-from fuseplan.cli import app
+from fuseplan.cli import app, bench, planning
 from fuseplan.planners import planner_names
+from fuseplan.report.comparison import Compared
+from fuseplan.runtime.compare import compare_plan
 from fuseplan.targets import calibrate as xla_calibrate
 
 pytestmark = pytest.mark.one_python
@@ -132,6 +134,26 @@ def test_report_writes_a_page(tmp_path, monkeypatch):
     assert document == {"page": "p.html"}
 
 
+def test_a_report_leaves_out_devices_without_a_plan(tmp_path, monkeypatch):
+    def plan_or_not(lowered, options):
+        if options.device.name == "tpu_v5e":
+            return Compared(options.planner, None, reason="its compiler is not installed")
+        return compare_plan(lowered, options)
+
+    monkeypatch.setattr(planning, "compare_plan", plan_or_not)
+    page = tmp_path / "p.html"
+    command = ("report", "softmax", "--small", "--planners", "greedy", "--out", str(page), "--device")
+    result = run(*command, "tpu_v5e,h200")
+    assert result.stdout == f"wrote {page}\n"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("left out: tpu_v5e: ")
+    assert line.endswith("greedy: its compiler is not installed")
+    assert "softmax on h200" in page.read_text()
+    page.unlink()
+    assert "its compiler is not installed" in run(*command, "tpu_v5e", code=2).stderr
+    assert not page.exists()
+
+
 @pytest.fixture
 def quick_cpu(monkeypatch, tmp_path):
     """A measured CPU without the seconds it takes."""
@@ -201,6 +223,21 @@ def test_bench_plan(tmp_path):
     assert records[1]["status"] == "OPTIMAL"
 
 
+def test_bench_plan_writes_each_row_at_once(tmp_path, monkeypatch):
+    out = tmp_path / "bench.csv"
+    time_plan = bench.time_plan
+
+    def interrupted(name, *others):
+        if name == "mlp":
+            raise KeyboardInterrupt
+        return time_plan(name, *others)
+
+    monkeypatch.setattr(bench, "time_plan", interrupted)
+    args = ("bench", "plan", "--workloads", "softmax,mlp", "--small", "--device", "test", "--no-xla")
+    CliRunner().invoke(app, [*args, "--out", str(out)])
+    assert [row["workload"] for row in csv.DictReader(out.read_text().splitlines())] == ["softmax"]
+
+
 # --- what a user gets wrong ------------------------------------------------------------------
 
 
@@ -226,6 +263,8 @@ def test_bench_plan(tmp_path):
         (("plan", "os:getcwd", "--device", "test"), "must return (f, args)"),
         (("plan", "os:getcwd", "--small"), "are for named workloads"),
         (("bench", "plan", "--workloads", "nope"), "no workload is named 'nope'"),
+        (("bench", "solver", "--json", "--csv"), "--csv and --json: expected one of the two"),
+        (("devices", "--toml", "h200", "--json"), "--toml h200 and --json: expected one of the two"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(args, message):
