@@ -335,8 +335,8 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     """The cost of the loop nest ``spec`` on ``device``; ``work`` is its ``nest_work``, computed if not given.
 
     ``hbm_read_bytes`` and ``hbm_write_bytes`` are compulsory: each array from outside once, and of a table
-    what is looked up. The time counts what every tile moves through the nearest level of memory that holds its
-    blocks."""
+    what is looked up. The time counts what every tile moves through the nearest level of memory that holds
+    its blocks."""
     work = work or nest_work(graph, spec)
     outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
     counts = (*visits_of_passes(spec), outer)

@@ -106,9 +106,9 @@ def __getattr__(name: str) -> Any:
     if name == "patterns":
         return import_module("fuseplan.patterns")
     if name == "__version__":
-        from fuseplan.support.environment import installed_version
-
-        return installed_version("fuseplan", "0+unknown")  # imported from a checkout that was never installed
+        environment = import_module("fuseplan.support.environment")
+        # Imported from a checkout that was never installed, it has no version.
+        return environment.installed_version("fuseplan", "0+unknown")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)

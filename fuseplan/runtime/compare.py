@@ -24,7 +24,6 @@ from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.support.errors import (
     ExtensionError,
-    FuseplanError,
     InvalidArgumentError,
     MemoryLimitError,
     short_reason,

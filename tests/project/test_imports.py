@@ -73,7 +73,19 @@ def test_only_the_front_reads_jaxprs():
 @pytest.mark.parametrize(
     ("package", "heavy"),
     [
-        ("fuseplan", {"pandas", "matplotlib", "ortools", "jinja2", "typer", "rich", "experiments"}),
+        (
+            "fuseplan",
+            {
+                "pandas",
+                "matplotlib",
+                "ortools",
+                "jinja2",
+                "typer",
+                "rich",
+                "experiments",
+                "importlib.metadata",
+            },
+        ),
         ("costmodel", {"jax", "jaxlib", "pandas", "matplotlib", "ortools", "fuseplan"}),
     ],
 )
