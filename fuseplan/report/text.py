@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph, without_copies
 from costmodel.kernel import AxisRole, Cost, KernelSpec
@@ -12,6 +12,7 @@ from fuseplan.memory.allocation import arena_bytes
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.plan.notes import all_notes
+from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.heuristics import unfused
 from fuseplan.support.format import (
@@ -132,7 +133,9 @@ def bound_text(status: str, gap: float | None, bound_us: float | None = None) ->
 def unfused_plan(plan: FusionPlan) -> FusionPlan:
     """The plan of the same program and device with each operation, without copies, in a kernel of its own."""
     graph = without_copies(plan.graph)
-    grouping = unfused(graph, Scheduler(graph, plan.device))
+    # Kernels of one operation are the same without what is for several, which takes longer to find.
+    of_one = replace(ALL_FEATURES, loop_nests=False, xla_loops=False, streaming=False)
+    grouping = unfused(graph, Scheduler(graph, plan.device, features=of_one))
     return FusionPlan(graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
 
 
