@@ -13,6 +13,7 @@ from costmodel.graph import OpKind, boundary
 from costmodel.roofline import estimate
 from costmodel.xla_loops import (
     absorbed_nodes,
+    is_call_with_product,
     is_library_call,
     is_written_before,
     library_rows,
@@ -282,3 +283,28 @@ def test_what_is_computed_in_the_loop_of_short_rows(name):
     refused = refuse(graph, "xla", every, lambda nodes: unify(graph, nodes), possible_prologues(graph))
     assert (refused is None) == goes_on
     assert (kernels_of(f, SHORT) == 1) == goes_on
+
+
+def test_a_product_that_is_read_after_a_sum_is_in_its_call():
+    """Its intermediates are written to memory, each by itself, as the compiled program's time shows, too."""
+
+    def f(x, y):
+        squares = (x * x).sum(-1)[:, None] + (y * y).sum(-1)
+        return jnp.exp(2 * (x @ y.T) - squares)
+
+    points = jax.ShapeDtypeStruct((5000, 3), "float32")
+    text = jax.jit(f).lower(points, points).compile().as_text()
+    call = next(part for part in text.split("\n\n") if " exponential(" in part)
+    assert " dot(" in call
+    assert " reduce(" in call
+
+    graph, cpu = lower(trace(f, points, points)).graph, described_cpu()
+    every = tuple(range(len(graph.nodes)))
+    assert is_call_with_product(graph, every)
+    whole = estimate(graph, whole_array_spec(graph, every), cpu)
+    alone = [estimate(graph, whole_array_spec(graph, (n,)), cpu) for n in every]
+    assert whole.memory_ps == sum(cost.memory_ps for cost in alone)
+    large = [n for n in graph.nodes if graph.values[n.outputs[0]].size == 5000**2 and not n.bitcast]
+    assert whole.hbm_write_bytes >= len(large) * 4 * 5000**2
+    without = tuple(n.id for n in graph.nodes if n.op != "dot_general")
+    assert not is_call_with_product(graph, without)
