@@ -1,5 +1,6 @@
 """Files for other tools: valid in their formats, and the plan that they show."""
 
+import html
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
+from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.memory.liveness import live_ranges, profile
 from fuseplan.report.exports import BY_KERNEL, BY_SCOPE
 from fuseplan.support.atomic_file import OutputError
@@ -157,11 +159,24 @@ def test_dot_has_a_cluster_for_each_kernel_and_escapes_names(plan):
     assert text.count("{") == text.count("}")
 
 
-def test_dot_is_read_by_graphviz(plan):
+def test_dot_is_read_by_graphviz():
     if shutil.which("dot") is None:
         pytest.skip("Graphviz is not installed")
+
+    def odd(x):
+        with jax.named_scope('odd "name" \\ <b>&</b>'):
+            return jnp.exp(x - x.max(-1, keepdims=True))
+
+    plan = fuseplan.make_plan(odd, device="h200")(X)
     done = subprocess.run(["dot", "-Tsvg"], input=plan.to_dot(), capture_output=True, text=True, check=True)
-    assert "odd" in done.stdout
+    labels = [html.unescape(label) for label in re.findall(r"<text [^>]*>([^<]*)</text>", done.stdout)]
+    (kernel,) = plan.kernels
+    name = kernel_name(plan.graph, kernel.spec.nodes)
+    assert 'odd "name"' in name
+    assert any(label.startswith(f"0 {name}, ") for label in labels), labels
+    assert {f"n{node.id} {node.op} " for node in plan.graph.nodes} <= {
+        f"{' '.join(label.split()[:2])} " for label in labels
+    }
 
 
 def test_a_plan_of_nothing_has_files_too(tmp_path):
