@@ -202,6 +202,9 @@ def _insertion(flat: FlatView, match: Match, settings: _Settings, result: Rewrit
     if settings.device is not None and settings.has_figures:
         seconds = match.pattern.seconds(match, settings.device)
     time_ps = None if seconds is None else round(seconds * PS_PER_S)
+    # Two results of the pattern may be one value of the program, which has one variable.
+    roots = tuple(dict.fromkeys(place.roots))
+    firsts = [place.roots.index(v) for v in roots]
 
     def whole(*values: Any) -> list[Any]:
         """The replacement with the transposes around it, which are then its own: XLA merges them with those
@@ -211,9 +214,9 @@ def _insertion(flat: FlatView, match: Match, settings: _Settings, result: Rewrit
             _as_argument(b.root.val if isinstance(b.root, Literal) else next(arrays), b.dims, shape, a.dtype)
             for b, shape, a in zip(place.arguments, place.shapes, match.arguments, strict=True)
         ]
+        results = run(*operands)
         return [
-            _as_value(x, layout, flat.avals[v])
-            for x, layout, v in zip(run(*operands), place.layouts, place.roots, strict=True)
+            _as_value(results[k], place.layouts[k], flat.avals[v]) for k, v in zip(firsts, roots, strict=True)
         ]
 
     run = function_of(jaxpr)
@@ -226,7 +229,7 @@ def _insertion(flat: FlatView, match: Match, settings: _Settings, result: Rewrit
     def equations(atom: Callable[[Operand], Any], results: Sequence[Any]) -> list[Any]:
         return spliced(made, [atom(v) for v in reads], results, source)
 
-    return Insertion(place.roots, reads, equations)
+    return Insertion(roots, reads, equations)
 
 
 def _as_argument(x: Any, dims: Dims, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -6,6 +6,7 @@ import copy
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from jax.experimental import pallas as pl
 
 import fuseplan
 from fuseplan import Pattern, PatternError, patterns
+from fuseplan.patterns.replace import rewrite_closed
 
 X = jnp.linspace(-1, 1, 24, dtype=jnp.float32).reshape(4, 6)
 Y = jnp.linspace(0, 2, 24, dtype=jnp.float32).reshape(4, 6)
@@ -223,6 +225,25 @@ def test_a_pattern_inside_a_custom_derivative_or_a_checkpoint_stays_there():
     assert name in ("checkpoint", "remat2")
     got = jax.grad(lambda x: saved(x, Y).sum())(X)
     np.testing.assert_allclose(got, jax.grad(lambda x: jnp.sin(gate(x, Y)).sum())(X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("results", "f"),
+    [
+        (lambda x: (lambda t: (t, t.T))(jnp.tanh(x)), lambda x, y: (lambda t: (t, t.T))(jnp.tanh(x))),
+        (lambda x: (lambda t: (t.T, jnp.sin(t), t))(jnp.tanh(x)), lambda x, y: jnp.sin(jnp.tanh(x)) + y),
+        (lambda x, y: (jnp.tanh(x), jnp.tanh(y)), lambda x, y: jnp.tanh(x) * 2),
+    ],
+)
+@pytest.mark.parametrize("has_replacement", [False, True])
+def test_two_results_that_are_one_value_have_one_variable(results, f, has_replacement):
+    pattern = Pattern("several", results, replacement=results if has_replacement else None)
+    made = rewrite_closed(jax.make_jaxpr(f)(X, Y), [pattern])
+    assert made.count(pattern) == 1
+    jax.extend.core.check_jaxpr(made.closed.jaxpr)
+    got = jax.core.eval_jaxpr(made.closed.jaxpr, made.closed.consts, X, Y)
+    for value, expected in zip(got, jax.tree.leaves(f(X, Y)), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
 def test_results_have_the_dtypes_of_the_program():
