@@ -352,7 +352,9 @@ class Search:
             passed = self.side.sources(eqn, casts=True)
             around = flat.call_of[flat.producer[v][0]].around
             enters = any(call.has_rules and call not in around for call in flat.call_of[n].around)
-            if passed is None or passed[0] != v or enters or eqn.primitive.name == "stop_gradient":
+            if passed is None or passed[0] != v or enters or eqn.is_set_apart:
+                break
+            if eqn.primitive.name == "stop_gradient":
                 break
             extents = self.side.shape(eqn.outputs[0])
             if any(d == NONE and n != 1 for d, n in zip(passed[1], extents, strict=True)):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental.compute_on import compute_on
 
 import fuseplan
 from fuseplan import Pattern, PatternError
@@ -138,6 +139,21 @@ def test_of_the_moves_of_one_match_alone_nothing_is_left():
     _, kernels, others = rewritten(CHAINS["cast, transposed"][0], [SOFTMAX], X)
     assert kernels == ["softmax"]
     assert others == {"tanh": 1}
+
+
+@pytest.mark.parametrize("move", [jnp.transpose, lambda t: t.astype(jnp.bfloat16), lambda t: t[None]])
+def test_a_move_that_is_set_apart_stays(move):
+    def f(x):
+        t = jnp.tanh(x)
+        with compute_on("device_host"):
+            t = move(t)
+        return jnp.sin(t)
+
+    result, kernels, others = rewritten(f, [TANH], X)
+    assert kernels == ["tanh"]
+    (kept,) = (eqn for eqn in operations(result.closed.jaxpr) if eqn.primitive.name not in ("pattern", "sin"))
+    assert kept.ctx.compute_type == "device_host"
+    assert others.total() == 2
 
 
 def test_a_match_that_nothing_needs_any_more_is_told():
