@@ -133,6 +133,8 @@ class Place:
     equations: tuple[int, ...]
     removed: frozenset[int]
     """The positions of equations that nothing needs any more."""
+    n_without_factor: int = 0
+    """The results of the pattern whose multiplication by a constant with a default is missing."""
 
     @property
     def roots(self) -> tuple[int, ...]:

@@ -122,27 +122,30 @@ class Search:
         """All matches of a pattern, in the order of the program."""
         found = Found()
         taken: set[int] = set()
-        for traced in forms(pattern, lambda t: {len(self.side.shape(v)) for v in self._anchors(t)}):
+        for traced in forms(pattern, lambda t: {len(self.side.shape(v)) for v in self._anchors(t, 0)}):
             matcher = Matcher(traced.side, self.side, strict=False)
             rank = len(traced.side.shape(traced.roots[0]))
-            for anchor in self._anchors(traced):
+            for anchor in self._anchors(traced, 0):
                 if anchor in taken or len(self.side.shape(anchor)) != rank:
                     continue
                 if self._at(pattern, traced, matcher, anchor, found):
                     taken.add(anchor)
+        found.matches = [m for m in found.matches if not _is_within_another(m, found.matches)]
         found.matches.sort(key=lambda m: m.place.equations[-1])
         found.near_misses.sort(key=lambda miss: -miss.n_matched)
         return found
 
-    def _anchors(self, traced: _Traced) -> list[int]:
-        """The values of the program that the same operation makes as the pattern's first result; also what is
+    def _anchors(self, traced: _Traced, k: int) -> list[int]:
+        """The values of the program that the same operation makes as the pattern's result ``k``; also what is
         left of that without a multiplication that may be missing."""
-        side, root = traced.side, traced.roots[0]
-        _, k = side.flat.producer[root]
-        roots = [root, *(side.view(v).root for v, _ in optional_factors(side, root))]
-        names = dict.fromkeys(side.name_of(r) for r in roots)
-        every = [self.flat.equations[n].outputs for name in names for n in self.side.by_name.get(name, ())]
-        return [outputs[k] for outputs in every if k < len(outputs)]
+        side, root = traced.side, traced.roots[k]
+        found: dict[int, None] = {}
+        for r in (root, *(side.view(v).root for v, _ in optional_factors(side, root))):
+            at = side.equation(r) if isinstance(r, int) else None
+            if at is not None:
+                every = [self.flat.equations[n].outputs for n in self.side.by_name.get(side.name_of(r), ())]
+                found.update(dict.fromkeys(outputs[at[1]] for outputs in every if at[1] < len(outputs)))
+        return list(found)
 
     def _at(self, pattern: Pattern, traced: _Traced, matcher: Matcher, anchor: int, found: Found) -> bool:
         """Add the match at ``anchor``, its refusal, or what differs there."""
@@ -206,13 +209,9 @@ class Search:
             if root in state.values:
                 yield from rest(k + 1, state)
                 return
-            at = traced.side.flat.producer[root]
-            form = traced.side.form(at[0])
-            for n in self.side.by_name.get(form.name if form else "", ()):
-                eqn = self.flat.equations[n]
-                if at[1] < len(eqn.outputs):
-                    for new in matcher.at(root, eqn.outputs[at[1]], state):
-                        yield from rest(k + 1, new)
+            for value in self._anchors(traced, k):
+                for new in matcher.at(root, value, state):
+                    yield from rest(k + 1, new)
 
         for state in matcher.at(traced.roots[0], anchor, start):
             yield from rest(1, state)
@@ -274,6 +273,11 @@ class Search:
         types: Sequence[jax.ShapeDtypeStruct],
     ) -> Match | str:
         flat, side = self.flat, traced.side
+        equations = sorted(set(state.equations.values()))
+        made = [state.values[root][0] for root in traced.roots]
+        matched = {v for n in equations for v in flat.equations[n].outputs}
+        if not matched.issuperset(made):
+            return "a result is an argument, without the factors that may be missing"
         moves: list[Moves] = []
         for root, layout in zip(traced.roots, traced.layouts, strict=True):
             value, dims = state.values[root]
@@ -281,9 +285,7 @@ class Search:
         roots = [chain[-1][0] for chain in moves]
         bounds = tuple([state.arguments[v] for v in sorted(state.arguments)])
         reads = [b.root for b in bounds if not isinstance(b.root, Literal)]
-        equations = sorted(set(state.equations.values()))
         results = [side.flat.type_of(v) for v in traced.outputs]
-        made = [state.values[root][0] for root in traced.roots]
         for value, result in zip(made, results, strict=True):
             needed = self._precision(value)
             given = _bits(result.dtype)
@@ -316,7 +318,8 @@ class Search:
         inside = {state.values[p][0] for p in traced.of_arguments if p in state.values} - set(made)
         # A value that is computed again elsewhere is one value once the program is compiled.
         computed = {flat.numbers[v] for n in left for v in flat.equations[n].outputs}
-        outside = sorted(v for v in inside if v in flat.producer and flat.numbers[v] in computed)
+        outside = sorted(v for v in inside & matched if flat.numbers[v] in computed)
+        n_without_factor = sum(side.flat.producer[root][0] not in state.equations for root in traced.roots)
         named = {name: self._value(v) for name, v in state.named.items()}
         source = flat.equations[flat.producer[roots[-1]][0]].source
         flops = sum(
@@ -334,7 +337,7 @@ class Search:
             named,
             tuple(map(self._value, outside)),
             flops,
-            Place(tuple(moves), bounds, shapes, tuple(equations), removed),
+            Place(tuple(moves), bounds, shapes, tuple(equations), removed, n_without_factor),
             flat,
             self.device,
             self.where,
@@ -430,6 +433,12 @@ def _is_of_pattern(call: Call, traced: _Traced, state: State) -> bool:
     return any(
         inside <= set(c.within()) and inside >= {m for m in c.within() if m in state.equations} for c in calls
     )
+
+
+def _is_within_another(match: Match, matches: Sequence[Match]) -> bool:
+    """Whether a match leaves out a factor that another one, which it overlaps, has."""
+    n = match.place.n_without_factor
+    return any(other.place.n_without_factor < n and match.overlaps(other) for other in matches)
 
 
 def _bits(dtype: Any) -> int:

@@ -218,7 +218,8 @@ class Matcher:
         for operand, hole in optional_factors(self.pattern, root):
             constants = _with_constant(state.constants, hole, hole.default)
             if constants is not None and isinstance(other, int):
-                yield [(operand, other, dims)], replace(state, constants=constants)
+                values = {**state.values, root: (other, dims)}
+                yield [(operand, other, dims)], replace(state, values=values, constants=constants)
 
     def _root_dims(self, mine: Seen, theirs: Seen, order: Dims) -> Dims | None:
         """For each dimension of the pattern's root, the program root's; None where they do not correspond."""

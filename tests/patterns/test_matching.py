@@ -125,6 +125,53 @@ def test_a_default_stands_for_a_multiplication_that_is_missing():
         assert fuseplan.match(pattern, f)(X).matches[0].constants == {"c": c}
 
 
+def scaled(name, x):
+    return patterns.constant(name, default=1.0) * x
+
+
+FACTOR = Pattern("factor", lambda x: scaled("c", jnp.tanh(x)))
+TWO_FACTORS = Pattern("two", lambda x, y: (scaled("c", jnp.tanh(x)), scaled("d", jnp.sin(y))))
+SAME = Pattern("same", lambda x: (lambda t: (t, scaled("c", t.T)))(jnp.tanh(x)))
+TOP = Pattern("top", lambda x: scaled("c", lax.top_k(x, 2)[1].astype(jnp.float32)), args=("a b",))
+
+# The pattern, the program, and the constants of each match.
+AT_RESULTS = {
+    "missing": (FACTOR, lambda x: jnp.tanh(x) + 1, [{"c": 1.0}]),
+    "missing, transposed": (FACTOR, lambda x: jnp.tanh(x).T + 1, [{"c": 1.0}]),
+    "missing, narrow": (FACTOR, lambda x: jnp.tanh(x.astype(jnp.bfloat16)) + 1, [{"c": 1.0}]),
+    "there": (FACTOR, lambda x: 3 * jnp.tanh(x) + 1, [{"c": 3.0}]),
+    "there, in another rank": (FACTOR, lambda x: 3 * jnp.tanh(x)[None] + 1, [{"c": 3.0}]),
+    "there, and read without it": (
+        FACTOR, lambda x: (lambda t: (3 * t + 1, t + 1))(jnp.tanh(x)), [{"c": 3.0}],
+    ),
+    "once of two": (TWO_FACTORS, lambda x: jnp.tanh(x) - 2 * jnp.sin(x + 1), [{"c": 1.0, "d": 2.0}]),
+    "the other of two": (TWO_FACTORS, lambda x: 2 * jnp.tanh(x) - jnp.sin(x + 1), [{"c": 2.0, "d": 1.0}]),
+    "both of two": (TWO_FACTORS, lambda x: jnp.tanh(x) - jnp.sin(x + 1), [{"c": 1.0, "d": 1.0}]),
+    "neither of two": (
+        TWO_FACTORS, lambda x: 3 * jnp.tanh(x) - 2 * jnp.sin(x + 1), [{"c": 3.0, "d": 2.0}],
+    ),
+    "of the other result": (SAME, lambda x: jnp.tanh(x) + 1, [{"c": 1.0}]),
+    "of a second result": (TOP, lambda x: lax.top_k(x, 2)[1].astype(jnp.float32) + x[:, :2], [{"c": 1.0}]),
+    "of an argument alone": (
+        Pattern("alone", lambda x: scaled("c", scaled("d", x))), lambda x: jnp.tanh(x) * jnp.sin(x), [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AT_RESULTS)
+def test_the_multiplication_of_a_result_may_be_missing(case):
+    pattern, f, constants = AT_RESULTS[case]
+    assert [m.constants for m in fuseplan.match(pattern, f)(X).matches] == constants
+    got = patterns.rewrite(f, [pattern])(X)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), got, f(X))
+
+
+def test_an_argument_without_its_factor_is_not_inside():
+    pattern = Pattern("cosine", lambda x: jnp.cos(scaled("c", x)))
+    (match,) = fuseplan.match(pattern, lambda x: jnp.cos(jnp.sin(x)))(X).matches
+    assert not match.is_used_outside
+
+
 def test_arrays_that_a_pattern_closes_over_have_to_be_equal():
     weights = np.arange(6, dtype=np.float32)
     pattern = Pattern("weighted", lambda x: jnp.tanh(x * weights), args=(X,))
