@@ -219,7 +219,9 @@ class Matcher:
             constants = _with_constant(state.constants, hole, hole.default)
             if constants is not None and isinstance(other, int):
                 values = {**state.values, root: (other, dims)}
-                yield [(operand, other, dims)], replace(state, values=values, constants=constants)
+                named = {**state.named, **dict.fromkeys(mine.names, other)}
+                new = replace(state, values=values, named=named, constants=constants)
+                yield [(operand, other, dims)], new
 
     def _root_dims(self, mine: Seen, theirs: Seen, order: Dims) -> Dims | None:
         """For each dimension of the pattern's root, the program root's; None where they do not correspond."""

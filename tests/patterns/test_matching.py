@@ -166,6 +166,13 @@ def test_the_multiplication_of_a_result_may_be_missing(case):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), got, f(X))
 
 
+@pytest.mark.parametrize(("f", "op"), [(jnp.tanh, "tanh"), (lambda x: 3 * jnp.tanh(x), "mul")])
+def test_a_named_product_has_its_name_without_its_factor(f, op):
+    pattern = Pattern("named", lambda x: jnp.cos(patterns.name(scaled("c", jnp.tanh(x)), "scaled")))
+    (match,) = fuseplan.match(pattern, lambda x: jnp.cos(f(x)))(X).matches
+    assert match.named["scaled"].op == op
+
+
 def test_an_argument_without_its_factor_is_not_inside():
     pattern = Pattern("cosine", lambda x: jnp.cos(scaled("c", x)))
     (match,) = fuseplan.match(pattern, lambda x: jnp.cos(jnp.sin(x)))(X).matches
