@@ -105,3 +105,23 @@ def test_less_than_the_largest_threshold_is_reused():
         (product,) = [node.id for node in graph.nodes if node.op == "dot_general"]
         assert are_new_pages(graph) == is_new
         assert (fresh_ps(graph, whole_array_spec(graph, (product,)), cpu) > 0) == is_new
+
+
+def test_new_pages_do_not_depend_on_the_numbers_of_results():
+    """Of two results of one size, the one that stays inside of the program takes the operand's memory."""
+
+    def sorted_pair(place):
+        def f(x, y):
+            pair = jax.lax.sort((x * 2, y), num_keys=1)
+            return jnp.tanh(pair[place]) @ y, pair[1 - place]
+
+        return f
+
+    cpu = dataclasses.replace(described_cpu(), fresh_bytes_per_s=10**9)
+    found = []
+    for place in (0, 1):
+        graph = lower(trace(sorted_pair(place), shaped(6_000_000), shaped(6_000_000))).graph
+        assert are_new_pages(graph)
+        (sort,) = [node.id for node in graph.nodes if node.op == "sort"]
+        found.append(fresh_ps(graph, whole_array_spec(graph, (sort,)), cpu))
+    assert found[0] == found[1]
