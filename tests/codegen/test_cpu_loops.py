@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -127,6 +129,26 @@ def test_sums_of_many_tiles_are_accurate():
         (got,) = run_quickly(function_of(spec, lowered), x, y)
         bound = (sum(n_tiles) + tile * tile + 1) * np.finfo(np.float32).eps / 2
         assert abs(float(got) / exact - 1) <= bound, describe(spec, lowered)
+
+
+@QUICK
+def test_a_few_rows_are_combined_elementwise():
+    """XLA:CPU may reduce them slowly; a long or the last dimension is reduced by its own operation."""
+
+    def f(x, y):
+        d = x[:, None] * y
+        rows = jnp.stack([d, jnp.sin(d), jnp.cos(d), d * d, -d])
+        extrema = rows.max(0).sum(1), rows.min(0).sum(1), rows.argmax(0).sum(1), rows.argmin(0).sum(1)
+        return *extrema, rows.sum(0).max(1), rows.prod(0).min(1)
+
+    x, y = normal(60), normal(33)
+    x[3] = np.nan
+    with jax.enable_x64(True):
+        lowered, specs = assert_agrees(f, x, y, tiles={60: 8, 33: 16}, least=3)
+        for spec in specs:
+            text = str(jax.make_jaxpr(function_of(spec, lowered))(*lowered.consts, x, y))
+            assert not re.search(r":f64\[[\d,]*\] = (reduce_(sum|max|min|prod))\[axes=\(0,\)", text)
+            assert re.search(r" = reduce_max\[axes=\(1,\)", text)
 
 
 @QUICK
