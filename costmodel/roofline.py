@@ -18,7 +18,7 @@ from costmodel import dtypes
 from costmodel.axes import NodeAxes
 from costmodel.cpu_functions import flops_on_cpu
 from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
-from costmodel.graph import DimRole, Flops, Graph, Node
+from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import (
     NestWork,
@@ -35,6 +35,7 @@ from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.split_products import product_extents
 from costmodel.traffic import bytes_moved
 from costmodel.xla_loops import (
+    absorbed_in_group,
     ends_loop,
     evaluations_in_loop,
     is_call_with_product,
@@ -197,10 +198,16 @@ def _has_loop_for_each_result(graph: Graph, spec: KernelSpec, device: DeviceSpec
 
 def _is_call_with_product(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> bool:
     """Whether a call of XLA:CPU's library holds a matrix product: it then computes one operation after the
-    other, each into memory of its own."""
+    other, each into memory of its own. XLA decides by itself what else it takes into a call."""
     if device.platform != "cpu" or spec.axes or spec.capabilities.loop_nest:
         return False
-    return is_one_loop(graph, spec.nodes) and is_call_with_product(graph, spec.nodes)
+    if not is_one_loop(graph, spec.nodes):
+        return False
+    if spec.compiled is not None:
+        return is_call_with_product(graph, spec.nodes)
+    products = {n for n in spec.nodes if graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE}
+    writes = {access.value for access in spec.writes}
+    return bool(products) and products <= absorbed_in_group(graph, spec.nodes, writes)
 
 
 def _alone(graph: Graph, spec: KernelSpec, n: int) -> KernelSpec:

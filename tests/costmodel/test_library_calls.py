@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from costmodel.axes import unify
 from costmodel.graph import OpKind, boundary
+from costmodel.kernel import Compiled
 from costmodel.roofline import estimate
 from costmodel.xla_loops import (
     absorbed_nodes,
@@ -301,7 +303,8 @@ def test_a_product_that_is_read_after_a_sum_is_in_its_call():
     graph, cpu = lower(trace(f, points, points)).graph, described_cpu()
     every = tuple(range(len(graph.nodes)))
     assert is_call_with_product(graph, every)
-    whole = estimate(graph, whole_array_spec(graph, every), cpu)
+    compiled = replace(whole_array_spec(graph, every), compiled=Compiled(1, 0, 4 * 5000**2))
+    whole = estimate(graph, compiled, cpu)
     alone = [estimate(graph, whole_array_spec(graph, (n,)), cpu) for n in every]
     assert whole.memory_ps == sum(cost.memory_ps for cost in alone)
     large = [n for n in graph.nodes if graph.values[n.outputs[0]].size == 5000**2 and not n.bitcast]
