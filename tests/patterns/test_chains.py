@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.experimental.compute_on import compute_on
+from jax.experimental.xla_metadata import set_xla_metadata
 
 import fuseplan
 from fuseplan import Pattern, PatternError
@@ -145,14 +145,14 @@ def test_of_the_moves_of_one_match_alone_nothing_is_left():
 def test_a_move_that_is_set_apart_stays(move):
     def f(x):
         t = jnp.tanh(x)
-        with compute_on("device_host"):
+        with set_xla_metadata(place="here"):
             t = move(t)
         return jnp.sin(t)
 
     result, kernels, others = rewritten(f, [TANH], X)
     assert kernels == ["tanh"]
     (kept,) = (eqn for eqn in operations(result.closed.jaxpr) if eqn.primitive.name not in ("pattern", "sin"))
-    assert kept.ctx.compute_type == "device_host"
+    assert dict(kept.ctx.xla_metadata) == {"place": "here"}
     assert others.total() == 2
 
 
