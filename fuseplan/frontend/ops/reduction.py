@@ -165,7 +165,8 @@ def _reduce(
             # XLA:CPU compiles some fusions with dimensions of size one to kernels ten times as slow.
             long = [d for d in range(x.ndim) if x.shape[d] != 1]
             x, dims = reshaped(x, tuple(x.shape[d] for d in long)), [long.index(d) for d in dims if d in long]
-            x, dims = _combine_few_rows(tile, x, dims, combine)
+            if not (eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, dims)):
+                x, dims = _combine_few_rows(tile, x, dims, combine)
         # A reshape drops dimensions of size one.
         real = tuple(d for d in dims if x.shape[d] != 1)
         if tile.language == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
