@@ -160,16 +160,17 @@ def _reduce(
         return [masked(tile, 0, sorted(map(int, eqn.params["axes"])), x, neutral(x.dtype))]
 
     def within(tile: Tile, eqn: Equation, x: Any) -> Any:
-        dims = sorted(map(int, eqn.params["axes"]))
+        dims, adds_wide_rows = sorted(map(int, eqn.params["axes"])), False
         if tile.language == "loops":
             # XLA:CPU compiles some fusions with dimensions of size one to kernels ten times as slow.
             long = [d for d in range(x.ndim) if x.shape[d] != 1]
             x, dims = reshaped(x, tuple(x.shape[d] for d in long)), [long.index(d) for d in dims if d in long]
-            if not (eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, dims)):
+            adds_wide_rows = eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, dims)
+            if not adds_wide_rows:
                 x, dims = _combine_few_rows(tile, x, dims, combine)
         # A reshape drops dimensions of size one.
         real = tuple(d for d in dims if x.shape[d] != 1)
-        if tile.language == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
+        if adds_wide_rows:
             x = _sum_rows(x, len(real))
         elif folds and tile.language not in XLA:
             for d in real:
@@ -199,9 +200,9 @@ both take 0.4)."""
 
 
 def _combine_few_rows(tile: Tile, x: Any, dims: Sequence[int], combine: Combine) -> tuple[Any, list[int]]:
-    """Reduce the dimensions ``dims``, ascending, of at most ``_FEW_ROWS`` elements elementwise, but for the
-    last dimension; returns the array without them, and the other ``dims`` in it."""
-    for d in reversed(dims):
+    """In a CPU's loops, reduce the dimensions ``dims``, ascending, of at most ``_FEW_ROWS`` elements
+    elementwise, but for the last dimension; returns the array without them, and the other ``dims`` in it."""
+    for d in reversed(dims if tile.language == "loops" else []):
         if d != x.ndim - 1 and x.shape[d] <= _FEW_ROWS:
             x = reshaped(_fold(tile, x, d, combine), (*x.shape[:d], *x.shape[d + 1 :]))
             dims = [other - (other > d) for other in dims if other != d]
@@ -319,8 +320,8 @@ def _arg_extremum(
         x = masked(tile, 0, (dim,), x.astype(accumulator(x.dtype)), neutral(x.dtype))
         # XLA vectorises a reduction of one array, but not of pairs: first the extremum, then its index. On a
         # CPU, XLA's extremum of a row with a NaN may be a number, so a NaN's index is made to come first.
-        extremum, left = _combine_few_rows(tile, x, [dim] if tile.language == "loops" else [], extreme)
-        extremum = extremum if tile.language == "loops" and not left else reduce(x, axes=(dim,))
+        extremum, left = _combine_few_rows(tile, x, [dim], extreme)
+        extremum = reduce(x, axes=(dim,)) if left else extremum
         found = jnp.where(x == lax.expand_dims(extremum, (dim,)), at, _NO_INDEX)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return [(extremum, lax.reduce_min(found, axes=(dim,)))]
